@@ -1,0 +1,83 @@
+"""What every executor does: one call a step over a mixed batch of sequences.
+
+Block tables and token ids cross this boundary as plain integers, logits as
+float32 numpy rows, so that the core above needs neither torch nor an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.runtime.model_plan import ModelPlan
+
+__all__ = ["Executor", "ExecutorInfo", "KVCacheConfig", "SequenceStep"]
+
+KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheConfig:
+    """The paged cache: `num_blocks` blocks of `block_size` tokens, in `dtype`."""
+
+    num_blocks: int
+    block_size: int = 16
+    dtype: KVDtype = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """One sequence's share of a step: a decode (one token) or a chunk of prefill.
+
+    `token_ids` are the new tokens, the first at position `start`; keys and
+    values of positions below `start` are already in the cache. `block_table`
+    holds at least `ceil((start + len(token_ids)) / block_size)` block ids.
+    `logits` asks for no rows, the last token's row, or one row a token.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    logits: Literal["none", "last", "all"] = "last"
+
+    @property
+    def num_logit_rows(self) -> int:
+        """Rows that this entry contributes to the step's logits."""
+        return {"none": 0, "last": 1, "all": len(self.token_ids)}[self.logits]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What runs: shown in start logs, `/v1/models` and validation results."""
+
+    name: str
+    compute: str
+    kv_cache: KVDtype
+    kernels: dict[str, str] = field(default_factory=dict)
+
+
+class Executor(Protocol):
+    """Interprets a `ModelPlan` over a paged cache. One thread calls it.
+
+    `execute` writes the new keys and values through each block table and
+    returns the asked rows in batch order, float32 [rows, vocab_size]. The array
+    is valid until the next call. Raises InputError for a token id, position
+    or block outside the plan or the cache, before anything is written.
+    """
+
+    @property
+    def plan(self) -> ModelPlan: ...
+
+    @property
+    def info(self) -> ExecutorInfo: ...
+
+    @property
+    def cache(self) -> KVCacheConfig: ...
+
+    def execute(self, batch: Sequence[SequenceStep]) -> NDArray[np.float32]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,67 @@
+"""Files that are either whole or absent: write to a temporary name, sync, rename."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gristmill.runtime.errors import StorageError
+
+__all__ = ["canonical_json", "fsync_folder", "sha256_file", "storage_errors", "write_atomic"]
+
+_STORAGE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk, a read-only file system and refused access into StorageError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _STORAGE_ERRNOS:
+            raise
+        reason = os.strerror(error.errno or 0)
+        hint = "free some space or choose another --store" if error.errno == errno.ENOSPC else None
+        raise StorageError(f"can't write {error.filename or path}", found=reason, hint=hint) from error
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames and new names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` so that `path` holds all of it or keeps what it held. Raises StorageError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with storage_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            fsync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON whose bytes depend on the value alone: sorted keys, no spaces, UTF-8, a final newline."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode() + b"\n"

@@ -1,0 +1,183 @@
+"""Quantization schemes and quantized tensors: the words all layers share.
+
+numpy only, so that the native engine needs no torch. A weight `W` is always
+`[N, K]` = `[out_features, in_features]`; groups run along `K`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.runtime.errors import InputError
+
+__all__ = ["ActivationScheme", "QuantScheme", "QuantizedTensor", "fitting_group_sizes"]
+
+ScaleDtype = Literal["bfloat16", "float16", "float32"]
+_SCALE_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
+_COMMON_GROUPS = (16, 32, 64, 96, 128, 192, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationScheme:
+    """How a layer's input is quantized: an executor honours it or refuses it by name."""
+
+    type: Literal["int", "float"]
+    bits: int
+    granularity: Literal["tensor", "token"]
+    dynamic: bool
+    symmetric: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class QuantScheme:
+    """How one weight is stored.
+
+    `group_size` is the number of input columns that share a scale; -1 is one
+    scale per output row. `scale_dtype` is the storage type of scales.
+    `activation` is None for weight-only schemes.
+    """
+
+    bits: int
+    group_size: int
+    symmetric: bool
+    type: Literal["int", "float"] = "int"
+    scale_dtype: ScaleDtype = "bfloat16"
+    activation: ActivationScheme | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "int" and self.bits not in range(2, 9):
+            raise InputError("quantization width", found=f"{self.bits} bits", expected="2 to 8")
+        if self.group_size != -1 and self.group_size < 1:
+            raise InputError(
+                "group size", found=self.group_size, expected="a positive number, or -1 for one group a row"
+            )
+        if self.scale_dtype not in _SCALE_BITS:
+            raise InputError("scale dtype", found=self.scale_dtype, expected=", ".join(_SCALE_BITS))
+
+    @property
+    def max_code(self) -> int:
+        """The largest unsigned code, 2^bits - 1."""
+        return (1 << self.bits) - 1
+
+    @property
+    def midpoint(self) -> int:
+        """The zero point of a symmetric scheme, 2^(bits-1)."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def name(self) -> str:
+        """The scheme in one word, such as `W4A16_ASYM_G64`."""
+        activation = f"A{self.activation.bits}" if self.activation else "A16"
+        symmetry = "" if self.symmetric else "_ASYM"
+        group = "_CHANNEL" if self.group_size == -1 else f"_G{self.group_size}"
+        return f"W{self.bits}{activation}{symmetry}{group}"
+
+    def num_groups(self, in_features: int) -> int:
+        """Groups along K; raises InputError, naming the sizes that fit, if K does not divide."""
+        if self.group_size == -1:
+            return 1
+        if in_features % self.group_size:
+            raise InputError(
+                f"group size {self.group_size} does not divide {in_features} input features",
+                expected="one of " + ", ".join(map(str, fitting_group_sizes(in_features))),
+            )
+        return in_features // self.group_size
+
+    def bits_per_weight(self, in_features: int) -> float:
+        """Stored bits a weight: code, scale and (asymmetric) zero point."""
+        overhead = _SCALE_BITS[self.scale_dtype] + (0 if self.symmetric else self.bits)
+        return self.bits + overhead * self.num_groups(in_features) / in_features
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form used in manifests and engine plans."""
+        activation = self.activation
+        return {
+            "bits": self.bits,
+            "group_size": self.group_size,
+            "symmetric": self.symmetric,
+            "type": self.type,
+            "scale_dtype": self.scale_dtype,
+            "activation": None
+            if activation is None
+            else {name: getattr(activation, name) for name in activation.__dataclass_fields__},
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> QuantScheme:
+        """Inverse of `to_dict`; an unknown key raises InputError."""
+        known = set(cls.__dataclass_fields__)
+        if unknown := sorted(set(data) - known):
+            raise InputError("quantization scheme", found=f"unknown keys {unknown}", expected=sorted(known))
+        activation = data.get("activation")
+        fields = {**data, "activation": ActivationScheme(**activation) if activation else None}
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedTensor:
+    """A weight as unsigned integer codes with scales and zero points.
+
+    `W[n, k] = (codes[n, k] - zero_points[n, g]) * scales[n, g]`, `g = group_index[k]`.
+
+    codes        uint8   [N, K], 0 .. 2^bits - 1
+    scales       float32 [N, G], each exactly representable in `scheme.scale_dtype`
+    zero_points  uint8   [N, G], or None for a symmetric scheme (then 2^(bits-1))
+    group_index  int32   [K], or None where group g holds columns g*size .. (g+1)*size - 1
+    """
+
+    scheme: QuantScheme
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    zero_points: NDArray[np.uint8] | None = None
+    group_index: NDArray[np.int32] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        rows, columns = self.codes.shape
+        groups = self.scheme.num_groups(columns)
+        if self.scales.shape != (rows, groups):
+            raise InputError("quantized tensor: scales", found=self.scales.shape, expected=(rows, groups))
+        if self.scheme.symmetric != (self.zero_points is None):
+            raise InputError("quantized tensor: zero points are given for asymmetric schemes only")
+        if self.zero_points is not None and self.zero_points.shape != (rows, groups):
+            raise InputError(
+                "quantized tensor: zero points", found=self.zero_points.shape, expected=(rows, groups)
+            )
+        if self.group_index is not None and self.group_index.shape != (columns,):
+            raise InputError(
+                "quantized tensor: group index", found=self.group_index.shape, expected=(columns,)
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(N, K)`."""
+        rows, columns = self.codes.shape
+        return rows, columns
+
+    @property
+    def column_groups(self) -> NDArray[np.int32]:
+        """The group of each column, int32 [K]."""
+        if self.group_index is not None:
+            return self.group_index
+        columns = self.codes.shape[1]
+        size = columns if self.scheme.group_size == -1 else self.scheme.group_size
+        return (np.arange(columns) // size).astype(np.int32)
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """The weight that the codes mean, float32 [N, K]."""
+        groups = self.column_groups
+        zeros = np.float32(self.scheme.midpoint) if self.zero_points is None else self.zero_points[:, groups]
+        shifted = self.codes.astype(np.float32) - zeros
+        return np.asarray(shifted * self.scales[:, groups], dtype=np.float32)
+
+
+def fitting_group_sizes(in_features: int) -> list[int]:
+    """The usual group sizes that divide `in_features`, always with -1 (one group a row)."""
+    fitting = [size for size in _COMMON_GROUPS if size <= in_features and in_features % size == 0]
+    if not fitting and in_features > 1:
+        fitting = [max(math.gcd(in_features, size) for size in _COMMON_GROUPS)]
+    return [*fitting, -1]

@@ -1,0 +1,1 @@
+"""Gristmill: from one recipe to a small, proven, served language model."""
