@@ -1,0 +1,96 @@
+"""The `gristmill` command: one Typer app, one file a command group, one place for errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from gristmill.cli import build, generate, look, serve
+from gristmill.cli.output import print_error, say
+from gristmill.runtime.errors import (
+    EXIT_DONE,
+    EXIT_INPUT,
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    GristmillError,
+)
+from gristmill.runtime.files import storage_errors
+
+__all__ = ["create_app", "main"]
+
+
+def create_app() -> typer.Typer:
+    """The command line with every command that works; unknown names are refused by Typer."""
+    app = typer.Typer(
+        name="gristmill",
+        help="From one recipe to a small, proven, served language model.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.command("build")(build.build)
+    app.command("list")(look.list_artifacts)
+    app.command("inspect")(look.inspect)
+    app.command("verify")(look.verify)
+    app.command("chat")(generate.chat)
+    app.command("generate")(generate.generate)
+    app.command("serve")(serve.serve)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with the contract's code (see `gristmill.runtime.errors`)."""
+    code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    command = typer.main.get_command(create_app())
+    try:
+        with storage_errors(Path.cwd()):
+            result = command.main(arguments, prog_name="gristmill", standalone_mode=False)
+    except GristmillError as error:
+        print_error(error)
+        return error.exit_code
+    except (Abort, KeyboardInterrupt):
+        return _interrupted()
+    except TyperException as error:
+        return _usage(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it is ours
+        return _internal(error)
+    return result if isinstance(result, int) else EXIT_DONE
+
+
+def _usage(error: TyperException) -> int:
+    message = error.format_message()
+    say(message if message.startswith("Usage:") else f"error: {message}; see gristmill --help")
+    return EXIT_INPUT
+
+
+def _interrupted() -> int:
+    say("interrupted: finished work is kept, the same command continues there")
+    return EXIT_INTERRUPTED
+
+
+def _internal(error: Exception) -> int:
+    say(f"error: a fault of ours: {type(error).__name__}: {' '.join(str(error).split())}")
+    if os.environ.get("GRISTMILL_DEBUG"):
+        traceback.print_exception(error)
+    else:
+        say("  set GRISTMILL_DEBUG=1 to see where it happened, and please report it")
+    return EXIT_INTERNAL
+
+
+if __name__ == "__main__":
+    main()
