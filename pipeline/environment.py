@@ -1,0 +1,96 @@
+"""The determinism contract: what, besides the recipe and its inputs, decides an artifact's bytes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+
+import psutil
+import torch
+
+__all__ = [
+    "available_memory",
+    "build_threads",
+    "determinism_contract",
+    "host_record",
+    "peak_memory",
+    "using_threads",
+]
+
+_PACKAGES = ("gristmill", "numpy", "tokenizers", "torch")
+
+
+def build_threads() -> int:
+    """Threads that a build uses: the cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def determinism_contract(threads: int) -> dict[str, object]:
+    """Where these are equal, the same recipe and inputs give the same bytes."""
+    return {
+        "threads": threads,
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "versions": {package: metadata.version(package) for package in _PACKAGES},
+    }
+
+
+@contextmanager
+def using_threads(threads: int) -> Iterator[None]:
+    """Run torch on so many threads, then put its setting back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def available_memory() -> int:
+    """Bytes this process can still take: free memory, or what its control group leaves, if less."""
+    free = psutil.virtual_memory().available
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        limit, used = _read_int(limit_file), _read_int(used_file)
+        if limit is not None and used is not None:
+            free = min(free, max(limit - used, 0))
+    return free
+
+
+def peak_memory() -> int:
+    """The largest resident size of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def host_record() -> dict[str, object]:
+    """The machine, for the build record; never part of an artifact's digest."""
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = (line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+            return next(names, platform.processor())
+    except OSError:
+        return platform.processor()
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
