@@ -1,0 +1,212 @@
+"""The scheduler's policy, one property a test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gristmill.runtime.core.request import Chunk, Request, RequestState
+from gristmill.runtime.core.scheduler import Scheduler, SchedulerConfig
+from gristmill.runtime.errors import InputError, InternalError, RequestError
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 16,
+    block_size: int = 4,
+    max_num_seqs: int = 4,
+    max_num_batched_tokens: int = 16,
+    max_scored_tokens: int = 128,
+    max_waiting: int = 8,
+) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=num_blocks * block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_scored_tokens=max_scored_tokens,
+            max_waiting=max_waiting,
+        )
+    )
+
+
+def make_request(name: str, length: int, max_tokens: int = 4, *, score: bool = False) -> Request:
+    return Request(name, tuple(range(length)), max_tokens, score_prompt=score)
+
+
+def run_step(scheduler: Scheduler) -> list[tuple[str, int, int, str]]:
+    """Execute one step with token 7 as every answer; returns (id, start, length, logits) of each chunk."""
+    chunks = scheduler.schedule()
+    scheduler.check_integrity()
+    scheduler.advance(chunks)
+    for chunk in chunks:
+        accept_token(scheduler, chunk)
+    scheduler.check_integrity()
+    return [(chunk.request.request_id, chunk.start, chunk.length, chunk.logits) for chunk in chunks]
+
+
+def accept_token(scheduler: Scheduler, chunk: Chunk) -> None:
+    request = chunk.request
+    if not chunk.completes:
+        return
+    request.score_prompt = False
+    if request.max_tokens:
+        request.token_ids.append(7)
+    if request.num_output >= request.max_tokens:
+        scheduler.finish(request.request_id)
+
+
+def test_decodes_come_first_and_prefill_takes_the_rest_of_the_budget() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=6)
+    scheduler.add(make_request("a", 5))
+    run_step(scheduler)
+    scheduler.add(make_request("b", 9))
+    assert run_step(scheduler) == [("a", 5, 1, "last"), ("b", 0, 5, "none")]
+    assert run_step(scheduler) == [("a", 6, 1, "last"), ("b", 5, 4, "last")]
+
+
+def test_prompts_are_computed_in_order_of_arrival() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    scheduler.add(make_request("a", 6))
+    scheduler.add(make_request("b", 6))
+    assert [(name, length) for name, _, length, _ in run_step(scheduler)] == [("a", 6), ("b", 2)]
+
+
+def test_no_more_requests_run_than_max_num_seqs() -> None:
+    scheduler = make_scheduler(max_num_seqs=2)
+    for name in "abc":
+        scheduler.add(make_request(name, 2))
+    run_step(scheduler)
+    assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
+
+
+def test_a_waiting_request_holds_no_blocks_while_the_budget_is_spent() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=4)
+    scheduler.add(make_request("a", 8))
+    scheduler.add(make_request("b", 4))
+    run_step(scheduler)
+    assert scheduler.num_running == 1
+
+
+def test_the_newest_request_is_preempted_and_computes_again() -> None:
+    scheduler = make_scheduler(num_blocks=5, max_num_batched_tokens=32)
+    first, second = make_request("a", 8, max_tokens=8), make_request("b", 4, max_tokens=8)
+    scheduler.add(first)
+    scheduler.add(second)
+    while second.num_preemptions == 0:
+        run_step(scheduler)
+    assert (first.state, second.state) == (RequestState.RUNNING, RequestState.WAITING)
+    assert second.num_output > 0
+    while second.state is not RequestState.RUNNING:
+        run_step(scheduler)
+    assert first.state is RequestState.FINISHED
+
+
+def test_a_preempted_request_goes_before_those_that_wait() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=32)
+    first, second = make_request("a", 8, max_tokens=12), make_request("b", 8, max_tokens=12)
+    for request in (first, second, make_request("c", 1)):
+        scheduler.add(request)
+    order = []
+    while scheduler.num_running + scheduler.num_waiting:
+        order += [name for name, start, _, _ in run_step(scheduler) if start == 0]
+    assert order == ["a", "b", "b", "c"]
+
+
+def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers() -> None:
+    scheduler = make_scheduler(num_blocks=2, block_size=4)
+    with pytest.raises(RequestError, match=r"found 9 prompt tokens; expected a context of 8") as caught:
+        scheduler.add(make_request("a", 9))
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.field == "prompt"
+
+
+def test_an_answer_that_can_never_fit_is_refused_with_what_would() -> None:
+    scheduler = make_scheduler(num_blocks=2, block_size=4)
+    with pytest.raises(RequestError, match="ask for at most 3 tokens") as caught:
+        scheduler.add(make_request("a", 5, max_tokens=4))
+    assert caught.value.field == "max_tokens"
+
+
+def test_a_prompt_that_fills_the_context_can_be_scored() -> None:
+    scheduler = make_scheduler(num_blocks=2, block_size=4)
+    scheduler.add(make_request("a", 8, max_tokens=0, score=True))
+    assert run_step(scheduler) == [("a", 0, 8, "all")]
+    assert scheduler.num_running == 0
+
+
+def test_scored_positions_of_a_step_are_bounded() -> None:
+    scheduler = make_scheduler(max_scored_tokens=5)
+    scheduler.add(make_request("a", 7, score=True))
+    scheduler.add(make_request("b", 7, score=True))
+    assert run_step(scheduler) == [("a", 0, 5, "all")]
+    assert run_step(scheduler) == [("a", 5, 2, "all"), ("b", 0, 3, "all")]
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(RequestError, match="prompt is empty"):
+        make_scheduler().add(make_request("a", 0))
+
+
+def test_a_full_queue_is_refused_by_code() -> None:
+    scheduler = make_scheduler(max_num_seqs=1, max_waiting=2)
+    for name in "abc":
+        scheduler.add(make_request(name, 1))
+    with pytest.raises(RequestError, match="queue is full") as caught:
+        scheduler.add(make_request("d", 1))
+    assert caught.value.code == "queue_full"
+    assert scheduler.num_vacancies == 0
+
+
+def test_an_id_that_is_active_is_refused() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", 1))
+    with pytest.raises(RequestError, match="is active"):
+        scheduler.add(make_request("a", 1))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_an_abort_at_any_moment_frees_all_blocks(steps: int) -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=4)
+    scheduler.add(make_request("a", 6))
+    for _ in range(steps):
+        run_step(scheduler)
+    scheduler.finish("a")
+    scheduler.check_integrity()
+    assert scheduler.num_free_blocks == 16
+
+
+def test_integrity_notices_blocks_beyond_the_tokens() -> None:
+    scheduler = make_scheduler()
+    request = make_request("a", 4)
+    scheduler.add(request)
+    run_step(scheduler)
+    request.block_table += scheduler._pool.allocate(2)
+    with pytest.raises(InternalError, match="beyond its computed tokens"):
+        scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_blocks": 0}, "num_blocks is too small"),
+        ({"max_num_batched_tokens": 3}, "at least max_num_seqs = 4"),
+        ({"max_waiting": -1}, "max_waiting is negative"),
+    ],
+)
+def test_sizes_that_contradict_each_other_are_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_scheduler(**changes)
+
+
+def test_the_core_imports_neither_torch_nor_numpy() -> None:
+    script = (
+        "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None\n"
+        "import gristmill.runtime.core.scheduler"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
