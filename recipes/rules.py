@@ -1,0 +1,83 @@
+"""Field rules that several parts of the schema share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
+
+from gristmill.recipes.gates import Gate, parse_gate
+from gristmill.recipes.refusals import refusal
+from gristmill.runtime.errors import RecipeError
+from gristmill.runtime.files import sha256_file
+
+__all__ = ["GateField", "InputFile", "PromptKind", "infer_kind", "require_digest"]
+
+PromptKind = Literal["chat", "text", "tokens"]
+
+_KIND_OF_SUFFIX: dict[str, PromptKind] = {
+    ".jsonl": "chat",
+    ".txt": "text",
+    ".md": "text",
+    ".json": "tokens",
+}
+
+
+def _existing_file(path: Path, info: ValidationInfo) -> Path:
+    """`path` made absolute against the context's `base`; without a base it is left as it is."""
+    base = (info.context or {}).get("base")
+    if base is None:
+        return path
+    absolute = Path(base) / path.expanduser()
+    if not absolute.is_file():
+        raise refusal(
+            "a file, relative to the recipe",
+            found=f"{path}, which does not exist"
+            if not absolute.exists()
+            else f"{path}, which is not a file",
+        )
+    return absolute.resolve()
+
+
+InputFile = Annotated[Path, Field(strict=False), AfterValidator(_existing_file)]
+
+
+def infer_kind(value: Any, info: ValidationInfo) -> Any:
+    """The kind as given, else told from the file's suffix (`.gz` set aside)."""
+    if value is not None:
+        return value
+    path = info.data.get("path")
+    if path is None:  # the path itself is at fault and reported
+        return "chat"
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    kind = _KIND_OF_SUFFIX.get(suffixes[-1]) if suffixes else None
+    if kind is None:
+        raise refusal(
+            "chat, text or tokens", found=f"no kind, and {path.name} does not tell it", hint="add kind: ..."
+        )
+    return kind
+
+
+def require_digest(digest: str | None, info: ValidationInfo) -> str | None:
+    """Compare the file's content with its pinned digest."""
+    path = info.data.get("path")
+    if digest is None or path is None or not path.is_file():
+        return digest
+    if (actual := sha256_file(path)) != digest:
+        raise refusal(f"sha256 {digest}", found=f"{path.name} with sha256 {actual}")
+    return digest
+
+
+def _gate(value: Any, info: ValidationInfo) -> Gate:
+    if isinstance(value, Gate):
+        return value
+    if not isinstance(value, str):
+        raise refusal('text such as "< 0.20"')
+    try:
+        return parse_gate(str(info.field_name), value)
+    except RecipeError as error:
+        raise refusal(str(error.expected), found=str(error.found)) from error
+
+
+GateField = Annotated[Gate, PlainValidator(_gate), PlainSerializer(lambda gate: gate.expression)]
