@@ -1,0 +1,56 @@
+"""Hold metrics against the gates of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gristmill.pipeline.validate.metrics import Metrics
+from gristmill.recipes import Gate
+from gristmill.runtime.errors import GateError
+
+__all__ = ["GateResult", "evaluate_gates", "require_gates"]
+
+_LAYERS_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """A gate with the value it was held against."""
+
+    gate: Gate
+    value: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value keeps the limit."""
+        return self.gate.passes(self.value)
+
+
+def evaluate_gates(gates: Sequence[Gate], metrics: Metrics) -> tuple[GateResult, ...]:
+    """Each gate with its metric's value, in the order given."""
+    return tuple(GateResult(gate, metrics.value(gate.metric)) for gate in gates)
+
+
+def require_gates(results: Sequence[GateResult], layer_errors: Mapping[str, float]) -> None:
+    """Raise GateError naming every failed gate and the layers that cost most.
+
+    `layer_errors` maps a linear's name to the relative error of its output.
+    """
+    failed = [result for result in results if not result.passed]
+    if not failed:
+        return
+    raise GateError(
+        "validation gates failed: " + ", ".join(result.gate.metric for result in failed),
+        found=", ".join(f"{result.gate.metric} {result.value:.4g}" for result in failed),
+        expected=", ".join(f"{result.gate.metric} {result.gate.expression}" for result in failed),
+        hint=_costliest(layer_errors),
+    )
+
+
+def _costliest(layer_errors: Mapping[str, float]) -> str | None:
+    if not layer_errors:
+        return None
+    worst = sorted(layer_errors.items(), key=lambda item: (-item[1], item[0]))[:_LAYERS_NAMED]
+    named = ", ".join(f"{name} ({error:.3g})" for name, error in worst)
+    return f"layers with the largest output error: {named}; give them more bits with quantize.overrides"
