@@ -37,7 +37,9 @@ def main() -> int:
 @contextmanager
 def serving(reference: str) -> Iterator[str]:
     """A server process for `reference` on a free port; yields its base URL and stops it afterwards."""
-    process = subprocess.Popen(_gristmill("serve", reference, "--port", "0"), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        _gristmill("serve", reference, "--port", "0"), stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline().strip()

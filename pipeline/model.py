@@ -1,0 +1,65 @@
+"""Opening the model of a recipe: everything about it that can be known without loading a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from gristmill.recipes.layers import LayerChoice, assign_layers
+from gristmill.recipes.schema import Recipe
+from gristmill.runtime.architectures import plan_model
+from gristmill.runtime.checkpoint import plan_shapes
+from gristmill.runtime.errors import ModelError
+from gristmill.runtime.model_plan import ModelPlan
+from gristmill.runtime.scheme import ScaleDtype
+from gristmill.runtime.sources.base import ModelSource
+from gristmill.runtime.sources.hf_folder import require_unquantized
+from gristmill.runtime.sources.open import open_source
+from gristmill.runtime.tokenizer import Tokenizer
+
+__all__ = ["BuildModel", "open_model"]
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuildModel:
+    """The source model, its plan and tokenizer, and what each of its linears becomes."""
+
+    source: ModelSource
+    plan: ModelPlan
+    tokenizer: Tokenizer
+    choices: Mapping[str, LayerChoice | None]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all parameters in the checkpoint's own dtype."""
+        return self.plan.num_parameters() * DTYPE_BYTES[self.plan.dtype]
+
+
+def open_model(recipe: Recipe) -> BuildModel:
+    """Open the recipe's model and settle every layer's scheme; no weight is read.
+
+    Raises ModelError for a source that is missing, damaged, incomplete or
+    already quantized, UnsupportedError for an architecture that is not
+    planned, RecipeError for patterns and group sizes that do not fit.
+    """
+    source = open_source(recipe.model, recipe.base)
+    require_unquantized(source)
+    plan = plan_model(source.config)
+    _require_tensors(source, plan)
+    shapes = {linear.name: (linear.in_features, linear.out_features) for linear in plan.linears}
+    choices = assign_layers(shapes, recipe.quantize, scale_dtype=cast(ScaleDtype, plan.dtype))
+    return BuildModel(source, plan, Tokenizer.from_files(source.side_files(), source.config), choices)
+
+
+def _require_tensors(source: ModelSource, plan: ModelPlan) -> None:
+    """Every tensor of the plan is there in the planned shape, before hours of work begin."""
+    stored = source.tensor_shapes()
+    for name, expected in plan_shapes(plan).items():
+        found = stored.get(name)
+        if found is None:
+            raise ModelError(f"model {source.name} lacks the tensor {name}", hint="its files are incomplete")
+        if tuple(found) != tuple(expected):
+            raise ModelError(f"model {source.name}: tensor {name}", found=tuple(found), expected=expected)

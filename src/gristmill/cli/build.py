@@ -1,0 +1,60 @@
+"""`build`: run a recipe from model and prompts to a packaged artifact."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from gristmill.artifacts.inspect import inspection
+from gristmill.cli.options import JsonOption, StoreOption, open_store
+from gristmill.cli.output import print_json, say
+from gristmill.cli.progress import ConsoleProgress
+from gristmill.recipes.load import load_recipe
+from gristmill.runtime.errors import InputError, UnsupportedError
+
+__all__ = ["build", "parse_size"]
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def build(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe file, or a shipped one by name, such as demo.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Change a key of the recipe; repeatable."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", help="Refuse to start if more is needed: 8GiB.")
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Calibrate, quantize, validate and package, continuing where an earlier run stopped."""
+    loaded = load_recipe(recipe, overrides or ())
+    limit = parse_size(memory) if memory is not None else None
+    try:
+        from gristmill.pipeline.run import build as run_build
+        from gristmill.pipeline.report.line import report_line
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"building needs {error.name}", hint="install it with pip install 'gristmill[build]'"
+        ) from error
+    with ConsoleProgress() as progress:
+        artifact = run_build(loaded, open_store(store), progress=progress, memory_limit=limit)
+    say(report_line(artifact.manifest))
+    if as_json:
+        print_json(inspection(artifact))
+    else:
+        print(f"{artifact.name}:{artifact.tag}@{artifact.digest}")
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `8GiB`, `500MB` or a plain number. Raises InputError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise InputError("--memory", found=f'"{text}"', expected="a size such as 8GiB or 500MB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])

@@ -1,0 +1,87 @@
+"""`list`, `inspect`, `verify`: look into the store without changing it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gristmill.artifacts.inspect import damage, inspection, listing
+from gristmill.artifacts.verify import require_verified
+from gristmill.cli.options import JsonOption, StoreOption, open_store
+from gristmill.cli.output import human_bytes, print_fields, print_json, print_table, say
+
+__all__ = ["inspect", "list_artifacts", "verify"]
+
+RefArgument = Annotated[
+    str, typer.Argument(metavar="REF", help="name, name:tag, name@sha256:... or a folder.")
+]
+
+
+def list_artifacts(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the artifacts of the store."""
+    opened = open_store(store)
+    rows = listing(opened)
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(
+            ["NAME", "TAG", "DIGEST", "SIZE", "CREATED"],
+            [
+                [
+                    row["name"],
+                    row["tag"] or "-",
+                    row["digest"][:19],
+                    human_bytes(row["size_bytes"]),
+                    row["created"] or "-",
+                ]
+                for row in rows
+            ],
+        )
+    for fault in damage(opened):
+        say(f"warning: {fault}")
+
+
+def inspect(ref: RefArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show what an artifact is, how it was made and how good it is."""
+    found = inspection(open_store(store).resolve(ref))
+    if as_json:
+        print_json(found)
+    else:
+        print_fields(_readable(found))
+
+
+def verify(ref: RefArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Compare every byte of an artifact with its manifest."""
+    artifact = open_store(store).resolve(ref)
+    report = require_verified(artifact)
+    if as_json:
+        print_json({"digest": report.digest, "files": report.files, "size_bytes": report.size_bytes})
+    else:
+        print(f"{report.digest}: {report.files} files, {human_bytes(report.size_bytes)}, all as recorded")
+
+
+def _readable(found: dict[str, Any]) -> dict[str, object]:
+    base, sizes, bits = found["base_model"], found["size_bytes"], found["bits_per_weight"]
+    calibration = found["calibration"]
+    fields: dict[str, object] = {
+        "name": f"{found['name']}:{found['tag'] or '-'}",
+        "digest": found["digest"],
+        "parent": found["parent"] or "-",
+        "base model": f"{base['source']} {base['digest'][:19]}",
+        "schemes": ", ".join(f"{name} ({count} layers)" for name, count in found["schemes"].items()),
+        "bits a weight": f"{bits['quantized_layers']:.2f} quantized, {bits['whole_model']:.2f} whole model",
+        "size": f"{human_bytes(sizes['total'])} (checkpoint {human_bytes(sizes['checkpoint'])})",
+        "engines": ", ".join(f"{e['target']} ({e['compute']})" for e in found["engines"]) or "-",
+        "calibration": f"{calibration['prompts']} prompts, {calibration['tokens']} tokens"
+        if calibration
+        else "-",
+    }
+    for engine, result in found["validation"].items():
+        perplexity = result["perplexity"]
+        fields[f"on {engine}"] = (
+            f"perplexity {perplexity['base']:.2f} -> {perplexity['quantized']:.2f}, "
+            f"KL {result['kl']['mean']:.4f} (p99 {result['kl']['p99']:.3f}), "
+            f"top-1 {result['top1_agreement']:.1%}, calibration overlap {result['calibration_overlap']:.1%}"
+        )
+    return fields
