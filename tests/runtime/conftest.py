@@ -1,0 +1,111 @@
+"""Quantized tensors and sources that are simple enough to be seen to be right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gristmill.runtime.architectures import plan_model
+from gristmill.runtime.safetensors_files import SafetensorsFolder
+from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
+from gristmill.runtime.sources.base import SIDE_FILES, Tensor
+
+_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+
+
+def round_to_nearest(weight: NDArray[Any], scheme: QuantScheme) -> QuantizedTensor:
+    """The plainest quantizer: the range of each group, cut into equal steps."""
+    weight = weight.astype(np.float32)
+    rows, columns = weight.shape
+    groups = weight.reshape(rows, scheme.num_groups(columns), -1)
+    if scheme.symmetric:
+        steps = np.abs(groups).max(axis=2) / (scheme.max_code / 2)
+    else:
+        steps = (groups.max(axis=2).clip(0) - groups.min(axis=2).clip(None, 0)) / scheme.max_code
+    scales = np.maximum(steps, 1e-4).astype(_DTYPES[scheme.scale_dtype]).astype(np.float32)
+    if scheme.symmetric:
+        zeros = np.full(scales.shape, scheme.midpoint)
+    else:
+        zeros = np.clip(np.round(-groups.min(axis=2) / scales), 0, scheme.max_code)
+    codes = np.clip(np.round(groups / scales[..., None]) + zeros[..., None], 0, scheme.max_code)
+    return QuantizedTensor(
+        scheme,
+        codes.reshape(rows, columns).astype(np.uint8),
+        scales,
+        None if scheme.symmetric else zeros.astype(np.uint8),
+    )
+
+
+def random_tensor(scheme: QuantScheme, rows: int, columns: int, seed: int = 0) -> QuantizedTensor:
+    """A quantized random weight."""
+    return round_to_nearest(np.random.default_rng(seed).standard_normal((rows, columns)), scheme)
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """A model folder as a source."""
+
+    folder: Path
+    name: str = "test"
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return dict(json.loads((self.folder / "config.json").read_bytes()))
+
+    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        files = SafetensorsFolder(self.folder)
+        return {name: files.shape(name) for name in files.names()}
+
+    def load(self, name: str) -> Tensor:
+        return SafetensorsFolder(self.folder).load(name)
+
+    def side_files(self) -> Mapping[str, bytes]:
+        found = (self.folder / name for name in SIDE_FILES)
+        return {path.name: path.read_bytes() for path in found if path.exists()}
+
+    def digest(self) -> str:
+        return "sha256:unused"
+
+
+def quantize_source(
+    source: FolderSource, scheme_of: Callable[[str], QuantScheme | None]
+) -> dict[str, QuantizedTensor]:
+    """Every linear of the model by `scheme_of(name)`, None to skip it."""
+    quantized = {}
+    for linear in plan_model(source.config).linears:
+        scheme = scheme_of(linear.name)
+        if scheme is not None:
+            quantized[linear.name] = round_to_nearest(source.load(linear.weight), scheme)
+    return quantized
+
+
+@pytest.fixture
+def quantize_model() -> Callable[..., dict[str, QuantizedTensor]]:
+    """`quantize_source`."""
+    return quantize_source
+
+
+@pytest.fixture
+def random_quantized() -> Callable[..., QuantizedTensor]:
+    """`random_tensor`."""
+    return random_tensor
+
+
+@pytest.fixture
+def tiny_source(tiny_llama: Path) -> FolderSource:
+    """The tiny model with tied embeddings."""
+    return FolderSource(tiny_llama)
+
+
+@pytest.fixture
+def tiny_untied_source(tiny_llama_untied: Path) -> FolderSource:
+    """The tiny model with a head of its own."""
+    return FolderSource(tiny_llama_untied)
