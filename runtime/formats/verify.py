@@ -1,0 +1,80 @@
+"""Reading a written checkpoint back and comparing it with what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint
+from gristmill.runtime.errors import IntegrityError, ModelError
+from gristmill.runtime.model_plan import LinearPlan
+from gristmill.runtime.safetensors_writer import TensorSpec
+from gristmill.runtime.scheme import QuantizedTensor
+from gristmill.runtime.sources.base import Tensor
+
+__all__ = ["verify_checkpoint"]
+
+
+def verify_checkpoint(
+    folder: Path, quantized: Mapping[str, QuantizedTensor], dense: Mapping[str, Tensor]
+) -> None:
+    """Open `folder` as a server would and compare every tensor of `quantized` and `dense`, bit for bit.
+
+    A symmetric weight may come back with its zero points spelled out, if they
+    are all the midpoint. Raises IntegrityError naming the tensor that differs
+    or can't be read.
+    """
+    try:
+        _compare_all(open_checkpoint(folder), quantized, dense)
+    except ModelError as error:
+        raise IntegrityError(
+            f"checkpoint {folder}: {error.what}", found=error.found, expected=error.expected
+        ) from error
+
+
+def _compare_all(
+    checkpoint: Checkpoint, quantized: Mapping[str, QuantizedTensor], dense: Mapping[str, Tensor]
+) -> None:
+    folder = checkpoint.folder
+    if differing := sorted(set(checkpoint.schemes) ^ set(quantized)):
+        raise IntegrityError(
+            f"checkpoint {folder}: {differing[0]}",
+            found="packed" if differing[0] in checkpoint.schemes else "plain",
+            expected="the other way round",
+        )
+    plan = checkpoint.plan
+    for linear in plan.linears if plan.head is None else (*plan.linears, plan.head):
+        if linear.name in quantized:
+            _compare_quantized(checkpoint, linear, quantized[linear.name])
+    for name, tensor in dense.items():
+        _compare(folder, name, checkpoint.tensor(name), tensor)
+
+
+def _compare_quantized(checkpoint: Checkpoint, linear: LinearPlan, expected: QuantizedTensor) -> None:
+    found = checkpoint.weight(linear)
+    assert isinstance(found, QuantizedTensor)
+    name, folder = linear.name, checkpoint.folder
+    if (found.scheme.bits, found.scheme.group_size) != (expected.scheme.bits, expected.scheme.group_size):
+        raise IntegrityError(
+            f"scheme of {name} in {folder}", found=found.scheme.name, expected=expected.scheme.name
+        )
+    _compare(folder, f"{name} (codes)", found.codes, expected.codes)
+    _compare(folder, f"{name} (scales)", found.scales, expected.scales)
+    _compare(folder, f"{name} (zero points)", _zero_points(found), _zero_points(expected))
+
+
+def _zero_points(tensor: QuantizedTensor) -> Tensor:
+    if tensor.zero_points is not None:
+        return tensor.zero_points
+    return np.full(tensor.scales.shape, tensor.scheme.midpoint, np.uint8)
+
+
+def _compare(folder: Path, name: str, found: Tensor, expected: Tensor) -> None:
+    if TensorSpec.of(found) != TensorSpec.of(expected):
+        raise IntegrityError(
+            f"tensor {name} in {folder}", found=TensorSpec.of(found), expected=TensorSpec.of(expected)
+        )
+    if found.tobytes() != expected.tobytes():
+        raise IntegrityError(f"tensor {name} in {folder} has other values than were written")
