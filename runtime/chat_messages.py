@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.runtime.chat_form import EMPTY_CONTENT, EmptyContent, Message, MessageForm
 from gristmill.runtime.errors import RequestError
 
-__all__ = ["inline_tools", "message_text", "normalise_messages"]
+__all__ = ["inline_calls", "inline_tools", "message_text", "normalise_messages"]
 
 
 def normalise_messages(messages: Sequence[Message], form: MessageForm) -> list[dict[str, Any]]:
@@ -96,25 +96,31 @@ def _parse_arguments(text: str, index: int) -> dict[str, Any]:
 
 
 def inline_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The chat with tools and calls written into its text, for templates that render neither.
+    """The chat with its tools as JSON in the first message, for templates that don't render tools.
 
-    Tools become JSON at the end of the system message, calls become
-    `<tool_call>JSON</tool_call>` in the assistant's text. Raises RequestError.
+    They follow a system message's text and stand before a user's. Raises RequestError.
     """
-    inlined = [_inline_calls(message, index) for index, message in enumerate(messages)]
-    if not tools:
-        return inlined
     listing = "You may call these tools:\n" + json.dumps(list(tools), ensure_ascii=False)
-    if inlined and inlined[0].get("role") == "system":
-        head = {**inlined[0], "content": f"{inlined[0]['content']}\n{listing}"}
-        return [head, *inlined[1:]]
-    return [{"role": "system", "content": listing}, *inlined]
+    head, *rest = (dict(message) for message in messages)
+    text = message_text(head)
+    head["content"] = f"{text}\n{listing}" if head.get("role") == "system" else f"{listing}\n\n{text}"
+    return [head, *rest]
+
+
+def inline_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The chat with calls as `<tool_call>JSON</tool_call>` in the text, for templates that don't render them.
+
+    Raises RequestError.
+    """
+    return [_inline_calls(message, index) for index, message in enumerate(messages)]
 
 
 def _inline_calls(message: Message, index: int) -> dict[str, Any]:
     inlined = {key: value for key, value in message.items() if key != "tool_calls"}
-    inlined["content"] = message_text(message, index)
-    for call in message.get("tool_calls") or ():
+    calls = message.get("tool_calls") or ()
+    if calls:
+        inlined["content"] = message_text(message, index)
+    for call in calls:
         function = dict(call["function"])
         if isinstance(function.get("arguments"), str):
             function["arguments"] = _parse_arguments(function["arguments"], index)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gristmill.runtime.chat_form import MessageForm
-from gristmill.runtime.chat_messages import inline_tools, message_text, normalise_messages
+from gristmill.runtime.chat_messages import inline_calls, inline_tools, message_text, normalise_messages
 from gristmill.runtime.errors import RequestError
 
 PARTS = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
@@ -86,19 +86,23 @@ def test_content_that_is_no_text_is_refused(content: object) -> None:
         message_text({"role": "user", "content": content}, 4)
 
 
-def test_tools_and_calls_can_be_written_into_the_text() -> None:
-    chat: list[dict[str, Any]] = [
-        {"role": "system", "content": "Be terse."},
-        {"role": "assistant", "content": None, "tool_calls": [call(TEXT)]},
+def test_calls_can_be_written_into_the_text() -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [call(TEXT)]}
+    assert inline_calls([message]) == [
+        {
+            "role": "assistant",
+            "content": '<tool_call>{"name": "f", "arguments": {"city": "Zürich"}}</tool_call>',
+        }
     ]
-    system, assistant = inline_tools(chat, [{"type": "function"}])
-    assert system["content"] == 'Be terse.\nYou may call these tools:\n[{"type": "function"}]'
-    assert assistant == {
-        "role": "assistant",
-        "content": '<tool_call>{"name": "f", "arguments": {"city": "Zürich"}}</tool_call>',
-    }
 
 
-def test_tools_without_a_system_message_get_one() -> None:
-    first, _ = inline_tools([{"role": "user", "content": "hi"}], [{"type": "function"}])
-    assert first["role"] == "system"
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        ("system", 'hi\nYou may call these tools:\n[{"type": "function"}]'),
+        ("user", 'You may call these tools:\n[{"type": "function"}]\n\nhi'),
+    ],
+)
+def test_tools_can_be_written_into_the_first_message(role: str, expected: str) -> None:
+    (first,) = inline_tools([{"role": role, "content": "hi"}], [{"type": "function"}])
+    assert first == {"role": role, "content": expected}
