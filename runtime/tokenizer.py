@@ -53,7 +53,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         return cls(
             backend=backend,
-            codec=read_codec(json.loads(side_files["tokenizer.json"]).get("decoder")),
+            codec=read_codec(_decoder(backend)),
             eos_token_ids=_end_tokens(backend, (generation, config), settings, special_tokens),
             special_tokens=special_tokens,
             special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
@@ -170,6 +170,12 @@ def _read_backend(side_files: Mapping[str, bytes]) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _decoder(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
+    """The decoder as in tokenizer.json, from its pickled state: a large file is not parsed a second time."""
+    decoder = backend.decoder
+    return None if decoder is None else dict(json.loads(decoder.__getstate__()))
 
 
 def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
