@@ -21,6 +21,8 @@ _KIND_OF_SUFFIX: dict[str, PromptKind] = {
     ".txt": "text",
     ".md": "text",
     ".json": "tokens",
+    ".npy": "tokens",
+    ".safetensors": "tokens",
 }
 
 

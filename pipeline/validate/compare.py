@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gristmill.calibration.samples import TokenSamples
+from gristmill.pipeline.validate.data import HeldOut
 from gristmill.pipeline.validate.gates import evaluate_gates
-from gristmill.pipeline.validate.logits import LogitsSource, Sequences
+from gristmill.pipeline.validate.logits import LogitsSource
 from gristmill.pipeline.validate.metrics import (
     PositionMetrics,
     compare_rows,
     concatenate,
     summarize,
 )
-from gristmill.pipeline.validate.overlap import covered_tokens
+from gristmill.pipeline.validate.overlap import shared_text
 from gristmill.pipeline.validate.result import DataResult, ValidationResult
 from gristmill.recipes import Gate
 
-__all__ = ["HeldOut", "compare_models"]
+__all__ = ["compare_models"]
 
 _ROWS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """One held-out data set as windows of tokens, each read by itself; `records` hash what it was made of."""
-
-    name: str
-    windows: tuple[tuple[int, ...], ...]
-    records: frozenset[str] = frozenset()
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all windows."""
-        return sum(map(len, self.windows))
 
 
 def compare_models(
@@ -44,32 +31,28 @@ def compare_models(
     quantized: LogitsSource,
     data: Sequence[HeldOut],
     *,
-    calibration: Sequences = (),
+    calibration: TokenSamples | None = None,
     gates: Sequence[Gate] = (),
     on_tokens: Callable[[int], None] = lambda tokens: None,
 ) -> ValidationResult:
-    """Metrics over `data`, at least one set of one window of two tokens, and how the gates stand.
+    """Metrics over `data`, at least one set, and how the gates stand.
 
-    `calibration` are the sequences that overlap is counted against;
-    `on_tokens` hears how many positions were just compared. Peak memory is two
-    chunks of 512 rows of logits beside the sources. A failed gate is part of
-    the result: `require_gates` raises it.
+    `calibration` is what overlap is counted against; `on_tokens` hears how many
+    positions were just compared. Peak memory is two chunks of 512 rows of
+    logits beside the sources. A failed gate is part of the result:
+    `require_gates` raises it.
     """
-    rows = []
-    everything = []
-    covered = 0
     windows = [window for held_out in data for window in held_out.windows]
     pairs = zip(original.logits(windows, _ROWS), quantized.logits(windows, _ROWS), strict=True)
-    for held_out in data:
-        positions = concatenate(list(_positions(held_out, pairs, on_tokens)))
-        seen = covered_tokens(held_out.windows, calibration)
-        overlap = seen / held_out.tokens
-        rows.append(DataResult(held_out.name, len(held_out.windows), summarize(positions), overlap))
-        everything.append(positions)
-        covered += seen
-    metrics = summarize(concatenate(everything))
-    overlap = covered / sum(held_out.tokens for held_out in data)
-    return ValidationResult(metrics, overlap, tuple(rows), evaluate_gates(gates, metrics))
+    positions = [concatenate(list(_positions(held_out, pairs, on_tokens))) for held_out in data]
+    overlaps = shared_text(data, calibration)
+    rows = tuple(
+        DataResult(held_out.name, len(held_out.windows), summarize(part), overlap)
+        for held_out, part, overlap in zip(data, positions, overlaps, strict=True)
+    )
+    metrics = summarize(concatenate(positions))
+    overlap = sum(row.overlap * row.metrics.positions for row in rows) / metrics.positions
+    return ValidationResult(metrics, overlap, rows, evaluate_gates(gates, metrics))
 
 
 def _positions(

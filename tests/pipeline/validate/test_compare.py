@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gristmill.pipeline.validate.compare import HeldOut, compare_models
+from gristmill.calibration.samples import TokenSamples, samples_digest
+from gristmill.pipeline.validate.compare import compare_models
+from gristmill.pipeline.validate.data import HeldOut
 from gristmill.pipeline.validate.logits import ExecutorLogits, Sequences
 from gristmill.recipes.gates import parse_gate
 from gristmill.runtime.checkpoint import open_checkpoint
@@ -26,9 +28,14 @@ def executor(folder: Path, num_blocks: int = 64) -> ReferenceExecutor:
     return ReferenceExecutor(open_checkpoint(folder), cache, "float32")
 
 
+def samples(*sequences: tuple[int, ...]) -> TokenSamples:
+    tokens = sum(map(len, sequences))
+    return TokenSamples(sequences, samples_digest(sequences), len(sequences), tokens, frozenset(), ())
+
+
 def held_out(name: str, windows: int, tokens: int, seed: int = 0) -> HeldOut:
     ids = np.random.default_rng(seed).integers(0, 1000, size=(windows, tokens))
-    return HeldOut(name, tuple(tuple(row) for row in ids.tolist()))
+    return HeldOut(name, samples(*(tuple(row) for row in ids.tolist())))
 
 
 class Table:
@@ -74,7 +81,7 @@ def test_perplexity_is_that_of_transformers(tiny_llama: Path) -> None:
 def test_windows_longer_than_a_chunk_are_compared_at_the_right_positions() -> None:
     base, candidate = Table(11), Table(11, offset=0.3)
     data = held_out("a", 1, 1100)
-    data = HeldOut("a", (tuple(token % 11 for token in data.windows[0]),))
+    data = HeldOut("a", samples(tuple(token % 11 for token in data.windows[0])))
     metrics = compare_models(base, candidate, [data]).metrics
     losses = []
     for position, (token, following) in enumerate(zip(data.windows[0], data.windows[0][1:], strict=False)):
@@ -98,21 +105,23 @@ def test_each_data_set_has_its_row_and_all_count_by_their_tokens() -> None:
 def test_overlap_is_reported_for_each_data_set_and_over_all() -> None:
     model = Table(1000)
     first, second = held_out("first", 1, 30), held_out("second", 1, 90, seed=1)
-    result = compare_models(model, model, [first, second], calibration=[first.windows[0][:20]])
+    result = compare_models(model, model, [first, second], calibration=samples(first.windows[0][:20]))
     assert [row.overlap for row in result.data] == [20 / 30, 0.0]
     assert result.overlap == 20 / 120
 
 
 def test_progress_adds_up_to_all_tokens() -> None:
     heard: list[int] = []
-    compare_models(Table(50), Table(50), [HeldOut("a", ((1,) * 700, (2,) * 30))], on_tokens=heard.append)
+    compare_models(
+        Table(50), Table(50), [HeldOut("a", samples((1,) * 700, (2,) * 30))], on_tokens=heard.append
+    )
     assert sum(heard) == 730
 
 
 def test_the_json_form_is_the_contract() -> None:
     gates = [parse_gate("kl_mean", "< 1e-9"), parse_gate("top1_agreement", "> 0.1")]
     result = compare_models(
-        Table(20), Table(20, offset=0.2), [HeldOut("a", (tuple(range(20)),))], gates=gates
+        Table(20), Table(20, offset=0.2), [HeldOut("a", samples(tuple(range(20))))], gates=gates
     )
     form = result.to_dict()
     assert {"perplexity", "kl", "top1_agreement", "tasks", "calibration_overlap"} <= form.keys()
@@ -128,7 +137,7 @@ def test_a_position_that_breaks_is_named_with_its_window() -> None:
             row = super().row(token, position)
             return np.full_like(row, math.nan) if (token, position) == (7, 600) else row
 
-    windows = ((1,) * 700, (1,) * 600 + (7,) * 100)
+    windows = samples((1,) * 700, (1,) * 600 + (7,) * 100)
     with pytest.raises(CheckError, match="quantized model at position 600 of chats, window 1"):
         compare_models(Table(8), Broken(8), [HeldOut("chats", windows)])
 
