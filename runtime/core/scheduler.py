@@ -73,6 +73,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._requests: dict[str, Request] = {}
         self._num_arrived = 0
+        self._num_preemptions = 0
 
     @property
     def config(self) -> SchedulerConfig:
@@ -93,6 +94,11 @@ class Scheduler:
     def num_free_blocks(self) -> int:
         """Blocks of the cache that no request holds."""
         return self._pool.num_free
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request gave its blocks back since the start."""
+        return self._num_preemptions
 
     @property
     def num_vacancies(self) -> int:
@@ -129,7 +135,15 @@ class Scheduler:
         self.check_fits(len(request.prompt_token_ids), request.max_tokens)
         if request.request_id in self._requests:
             raise RequestError("a request with this id is active", field="request_id", code="duplicate_id")
-        if self.num_vacancies == 0:
+        self.check_vacancies(1)
+        request.arrival = self._num_arrived
+        self._num_arrived += 1
+        self._requests[request.request_id] = request
+        self._waiting.append(request)
+
+    def check_vacancies(self, count: int) -> None:
+        """Raise RequestError (code queue_full) unless `count` more requests may queue."""
+        if count > self.num_vacancies:
             raise RequestError(
                 "the waiting queue is full",
                 code="queue_full",
@@ -137,10 +151,6 @@ class Scheduler:
                 expected=f"at most {self._config.max_num_seqs} and {self._config.max_waiting}",
                 hint="try again later",
             )
-        request.arrival = self._num_arrived
-        self._num_arrived += 1
-        self._requests[request.request_id] = request
-        self._waiting.append(request)
 
     def schedule(self) -> list[Chunk]:
         """Plan one step; empty only when there is no request at all. Blocks for it are held on return."""
@@ -230,6 +240,7 @@ class Scheduler:
         self._release(request)
         request.state = RequestState.WAITING
         request.num_preemptions += 1
+        self._num_preemptions += 1
         self._waiting.appendleft(request)
 
     def _prefills(self, *, admit: bool) -> Iterator[Request]:

@@ -1,0 +1,256 @@
+"""The engine: requests in, steps, pieces of answers out."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.runtime.core.request import Chunk
+from gristmill.runtime.core.scheduler import Scheduler, SchedulerConfig
+from gristmill.runtime.errors import GristmillError, InputError, RequestError
+from gristmill.runtime.executors.base import Executor, ExecutorInfo, SequenceStep
+from gristmill.runtime.generation import Generation
+from gristmill.runtime.outputs import FinishReason, OutputDelta
+from gristmill.runtime.sampling.params import SamplingParams
+from gristmill.runtime.settings import EngineSettings
+from gristmill.runtime.tokenizer import Tokenizer
+
+__all__ = ["EngineRequest", "EngineStats", "LLMEngine"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A checked request: `params` have their seed and max_tokens filled in."""
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine's state at this moment; `num_preemptions` counts from the start."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_preemptions: int
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the cache's blocks that requests hold."""
+        return 1.0 - self.num_free_blocks / self.num_blocks
+
+
+class LLMEngine:
+    """Serves many requests over one executor by continuous batching.
+
+    One thread calls `add_request`, `abort`, `step` and `close`; `prepare`,
+    `stats` and the properties may be used from any. Takes the executor over and closes it.
+    """
+
+    def __init__(self, executor: Executor, tokenizer: Tokenizer, settings: EngineSettings) -> None:
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                num_blocks=executor.cache.num_blocks,
+                block_size=executor.cache.block_size,
+                max_model_len=_max_model_len(executor, settings),
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_scored_tokens=settings.max_scored_tokens,
+                max_waiting=settings.max_waiting,
+            )
+        )
+        self._generations: dict[str, Generation] = {}
+        self._deltas: list[OutputDelta] = []
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What executes the model."""
+        return self._executor.info
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that one request may have, prompt and answer together."""
+        return self._scheduler.config.max_model_len
+
+    @property
+    def capacity(self) -> int:
+        """Completions that may run and wait at once."""
+        return self._scheduler.config.max_num_seqs + self._scheduler.config.max_waiting
+
+    @property
+    def num_vacancies(self) -> int:
+        """Completions that `add_request` accepts now."""
+        return self._scheduler.num_vacancies
+
+    @property
+    def has_work(self) -> bool:
+        """True while `step` has something to do or to report."""
+        return bool(self._generations or self._deltas)
+
+    def stats(self) -> EngineStats:
+        """Counts for metrics."""
+        scheduler = self._scheduler
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks=scheduler.config.num_blocks,
+            num_free_blocks=scheduler.num_free_blocks,
+            num_preemptions=scheduler.num_preemptions,
+        )
+
+    def prepare(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, add_special_tokens: bool = True
+    ) -> EngineRequest:
+        """Check a request and tokenize its prompt, without queueing it. Raises RequestError."""
+        vocab_size = self._executor.plan.vocab_size
+        params.check_vocabulary(vocab_size)
+        if params.n > self.capacity:
+            raise RequestError("n is invalid", field="n", found=params.n, expected=f"at most {self.capacity}")
+        text = prompt if isinstance(prompt, str) else None
+        if isinstance(prompt, str):
+            prompt = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        token_ids = _checked_token_ids(prompt, vocab_size)
+        if not token_ids:
+            raise RequestError("the prompt is empty", field="prompt", found="0 tokens", expected="at least 1")
+        max_tokens = params.max_tokens
+        if max_tokens is None:
+            max_tokens = max(1, self.max_model_len - len(token_ids))
+        self._scheduler.check_fits(len(token_ids), max_tokens)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        return EngineRequest(text, token_ids, replace(params, max_tokens=max_tokens, seed=seed))
+
+    def add_request(self, request_id: str, request: EngineRequest) -> None:
+        """Queue all completions of a request, or none: raises RequestError (queue_full)."""
+        params = request.params
+        self._scheduler.check_vacancies(params.n)
+        for index in range(params.n):
+            generation = Generation(
+                request_id,
+                index,
+                request.prompt_token_ids,
+                params,
+                self._tokenizer,
+                self._executor.plan.vocab_size,
+            )
+            self._scheduler.add(generation.request)
+            self._generations[generation.request.request_id] = generation
+
+    def abort(self, request_id: str | None = None) -> None:
+        """End what is left of a request, or of all, and free the blocks; one that has ended is no error."""
+        for generation in list(self._generations.values()):
+            if request_id is None or generation.request_id == request_id:
+                self._end(generation, "abort")
+
+    def fail(self, error: Exception) -> None:
+        """End every request with an error, after a fault that leaves no step to blame."""
+        for generation in list(self._generations.values()):
+            self._end(generation, "error", error)
+
+    def step(self) -> list[OutputDelta]:
+        """Compute one step of all running requests; returns what they and aborted ones have to say.
+
+        A failed step ends the requests that took part in it, each with the error; the others go on.
+        """
+        chunks = self._scheduler.schedule()
+        logits = self._execute(chunks)
+        if logits is not None:
+            self._scheduler.advance(chunks)
+            self._accept(chunks, logits)
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def check_integrity(self) -> None:
+        """Raise InternalError unless blocks and requests are conserved."""
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Abort what runs and close the executor."""
+        self.abort()
+        self._executor.close()
+
+    def _execute(self, chunks: Sequence[Chunk]) -> NDArray[np.float32] | None:
+        if not chunks:
+            return None
+        try:
+            return self._executor.execute([_sequence_step(chunk) for chunk in chunks])
+        except Exception as error:
+            _logger.exception("a step over %d requests failed", len(chunks))
+            for chunk in chunks:
+                self._end(self._generations[chunk.request.request_id], "error", error)
+            return None
+
+    def _accept(self, chunks: Sequence[Chunk], logits: NDArray[np.float32]) -> None:
+        """Give each request its rows; a fault in one ends that one alone."""
+        row = 0
+        for chunk in chunks:
+            generation = self._generations[chunk.request.request_id]
+            rows = logits[row : row + _num_rows(chunk)]
+            row += _num_rows(chunk)
+            try:
+                delta = generation.accept(chunk, rows)
+            except GristmillError as error:
+                self._end(generation, "error", error)
+                continue
+            if delta is not None:
+                self._report(generation, delta)
+
+    def _end(self, generation: Generation, reason: FinishReason, error: Exception | None = None) -> None:
+        self._report(generation, generation.end(reason, error))
+
+    def _report(self, generation: Generation, delta: OutputDelta) -> None:
+        self._deltas.append(delta)
+        if delta.finish_reason is not None:
+            request_id = generation.request.request_id
+            self._scheduler.finish(request_id)
+            del self._generations[request_id]
+
+
+def _max_model_len(executor: Executor, settings: EngineSettings) -> int:
+    limit = min(executor.plan.max_positions, executor.cache.num_blocks * executor.cache.block_size)
+    if settings.max_model_len is None:
+        return limit
+    if settings.max_model_len > limit:
+        raise InputError(
+            "max_model_len is more than the model and its cache hold",
+            found=settings.max_model_len,
+            expected=f"at most {limit}",
+        )
+    return settings.max_model_len
+
+
+def _sequence_step(chunk: Chunk) -> SequenceStep:
+    token_ids = chunk.request.token_ids[chunk.start : chunk.start + chunk.length]
+    return SequenceStep(token_ids, chunk.start, chunk.request.block_table, chunk.logits)
+
+
+def _num_rows(chunk: Chunk) -> int:
+    return {"none": 0, "last": 1, "all": chunk.length}[chunk.logits]
+
+
+def _checked_token_ids(token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    for token_id in token_ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise RequestError(
+                "the prompt has an unknown token id",
+                field="prompt",
+                found=f"{token_id!r:.80}",
+                expected=f"whole numbers from 0 to {vocab_size - 1}",
+            )
+    return tuple(token_ids)

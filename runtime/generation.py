@@ -1,0 +1,137 @@
+"""One answer being written: logits in, text that is safe to show out, and the decision when it ends."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.runtime.core.request import Chunk, Request
+from gristmill.runtime.detokenizer import Detokenizer
+from gristmill.runtime.outputs import FinishReason, OutputDelta
+from gristmill.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
+from gristmill.runtime.sampling.params import SamplingParams
+from gristmill.runtime.sampling.sampler import SampledToken, sample
+from gristmill.runtime.sampling.state import SamplerState
+from gristmill.runtime.sampling.stop import StopStrings
+from gristmill.runtime.tokenizer import Tokenizer
+
+__all__ = ["Generation"]
+
+
+class Generation:
+    """Completion `index` of a request. `params` have their seed and max_tokens filled in."""
+
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+    ) -> None:
+        assert params.seed is not None
+        assert params.max_tokens is not None
+        self.request_id = request_id
+        self.index = index
+        self._params = params
+        scores = params.prompt_logprobs is not None
+        self.request = Request(f"{request_id}/{index}", prompt_token_ids, params.max_tokens, scores)
+        ends = set(params.stop_token_ids)
+        self._eos_token_ids = frozenset(() if params.ignore_eos else tokenizer.eos_token_ids)
+        self._end_token_ids = self._eos_token_ids | ends
+        self._state = SamplerState(
+            params,
+            seed=params.seed,
+            index=index,
+            prompt_token_ids=prompt_token_ids,
+            end_token_ids=self._end_token_ids,
+            vocab_size=vocab_size,
+        )
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._prompt_logprobs: list[TokenLogprobs | None] = []
+
+    def accept(self, chunk: Chunk, rows: NDArray[np.float32]) -> OutputDelta | None:
+        """Take a step's rows of logits; None while the prompt is not complete.
+
+        Raises InternalError for logits that are not numbers and RequestError for
+        settings that leave no token.
+        """
+        if chunk.logits == "all":
+            self._score(chunk.start, rows)
+        if not chunk.completes:
+            return None
+        scores = tuple(self._prompt_logprobs) if self.request.score_prompt else None
+        self.request.score_prompt = False
+        if self.request.max_tokens == 0:
+            return self._delta(finish_reason="length", prompt_logprobs=scores)
+        sampled = sample(rows[-1], self._state)
+        self.request.token_ids.append(sampled.token_id)
+        return self._extend(sampled, scores)
+
+    def end(self, reason: FinishReason, error: Exception | None = None) -> OutputDelta:
+        """The last delta of an answer that ends from outside: what was held back, and why it ends."""
+        return self._delta(text=self._flush(), finish_reason=reason, error=error)
+
+    def _score(self, start: int, rows: NDArray[np.float32]) -> None:
+        """Log probabilities of prompt tokens; the row at a position judges the token after it."""
+        if start == 0:  # also when a preempted request begins again
+            self._prompt_logprobs = [None]
+        prompt = self.request.prompt_token_ids
+        count = self._params.prompt_logprobs or 0
+        for row, token_id in zip(rows, prompt[start + 1 :], strict=False):  # the last row judges the answer
+            self._prompt_logprobs.append(token_logprobs(row, token_id, count))
+
+    def _extend(
+        self, sampled: SampledToken, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
+    ) -> OutputDelta:
+        token_id = sampled.token_id
+        stopped = token_id in self._end_token_ids
+        shows = not stopped or self._params.include_stop_str_in_output
+        long_enough = self.request.num_output >= self._params.min_tokens
+        text = self._stops.feed(self._detokenizer.feed([token_id]) if shows else "", armed=long_enough)
+        reason: FinishReason | None = None
+        stop_reason: int | str | None = None
+        if self._stops.matched is not None:
+            reason, stop_reason = "stop", self._stops.matched
+        elif stopped:
+            reason, stop_reason = "stop", None if token_id in self._eos_token_ids else token_id
+            text += self._flush()
+        elif self.request.num_output >= self.request.max_tokens:
+            reason = "length"
+            text += self._flush()
+        return self._delta(
+            text=text,
+            token_ids=(token_id,),
+            logprobs=() if sampled.logprobs is None else (sampled.logprobs,),
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _flush(self) -> str:
+        return self._stops.feed(self._detokenizer.flush(), armed=False) + self._stops.flush()
+
+    def _delta(
+        self,
+        *,
+        text: str = "",
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        finish_reason: FinishReason | None = None,
+        stop_reason: int | str | None = None,
+        error: Exception | None = None,
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None,
+    ) -> OutputDelta:
+        return OutputDelta(
+            self.request_id,
+            self.index,
+            text,
+            token_ids,
+            logprobs,
+            finish_reason,
+            stop_reason,
+            error,
+            prompt_logprobs,
+        )
