@@ -1,0 +1,174 @@
+"""Offline use: a model as an object that answers lists of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from gristmill.runtime.chat_form import Message
+from gristmill.runtime.engine import EngineRequest, LLMEngine
+from gristmill.runtime.engine_folder import EngineFolder
+from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig
+from gristmill.runtime.executors.load import open_engine
+from gristmill.runtime.golden import require_golden
+from gristmill.runtime.memory import FreeMemory, free_memory, plan_memory
+from gristmill.runtime.outputs import OutputCollector, RequestOutput
+from gristmill.runtime.sampling.params import SamplingParams
+from gristmill.runtime.settings import EngineSettings
+from gristmill.runtime.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["LLM", "load_engine"]
+
+Report = Callable[[str], None]
+
+
+def load_engine(
+    folder: EngineFolder,
+    settings: EngineSettings | None = None,
+    *,
+    free: FreeMemory | None = None,
+    report: Report | None = None,
+) -> LLMEngine:
+    """Load a verified folder and prove it against its golden prompts.
+
+    `free` is the memory that it may use, by default what is free now; `report`
+    receives the memory plan and what was loaded, line by line. Raises
+    UnsupportedError for a target or number format that can't be executed,
+    InputError or OutsideError (with the numbers) when memory does not suffice,
+    IntegrityError when the engine does not give the recorded logits.
+    """
+    settings = settings or EngineSettings()
+    tell = report or (lambda line: None)
+    opened = open_engine(folder)
+    tokenizer = load_tokenizer(folder.checkpoint)
+    memory = plan_memory(opened.plan, opened.weight_bytes(settings.compute), settings, free or free_memory())
+    for line in memory.lines():
+        tell(line)
+    cache = KVCacheConfig(memory.num_blocks, memory.block_size, settings.kv_dtype)
+    executor = opened.load(cache, settings.compute)
+    tell(_describe(folder.name, executor.info, memory.max_model_len))
+    if folder.golden:
+        proof = require_golden(executor, folder.golden, settings.golden_tolerance)
+        tell(f"golden prompts: {len(proof.prompts)} pass, largest KL {proof.kl_max:.2g} nats")
+    return LLMEngine(executor, tokenizer, settings)
+
+
+class LLM:
+    """A model in this process. Close it, or use it as a context manager."""
+
+    def __init__(
+        self, folder: EngineFolder, settings: EngineSettings | None = None, *, report: Report | None = None
+    ) -> None:
+        self._engine = load_engine(folder, settings, report=report)
+        self._num_requests = 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._engine.tokenizer
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What executes the model."""
+        return self._engine.info
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts, texts or token ids, in their order; `params` is for all, or one for each.
+
+        All are checked before any work. Raises RequestError for one that can't be served.
+        """
+        listed: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = _params_for(params, len(listed))
+        requests = [self._engine.prepare(prompt, chosen) for prompt, chosen in zip(listed, each, strict=True)]
+        return self._run(requests)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one chat, or several, rendered by the model's own template.
+
+        `variables` are the template's (`enable_thinking`, ...). Raises RequestError
+        when the template refuses a chat, with its own message.
+        """
+        chats: list[Any] = [messages] if _is_one_chat(messages) else list(messages)
+        texts = [
+            self.tokenizer.apply_chat_template(chat, tools, add_generation_prompt=True, variables=variables)
+            for chat in chats
+        ]
+        each = _params_for(params, len(texts))
+        return self._run(
+            [
+                self._engine.prepare(text, chosen, add_special_tokens=False)
+                for text, chosen in zip(texts, each, strict=True)
+            ]
+        )
+
+    def close(self) -> None:
+        """Free the model; calling it again has no effect."""
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, requests: Sequence[EngineRequest]) -> list[RequestOutput]:
+        collectors: dict[str, OutputCollector] = {}
+        waiting = list(reversed(requests))
+        try:
+            while waiting or self._engine.has_work:
+                self._admit(waiting, collectors)
+                for delta in self._engine.step():
+                    collectors[delta.request_id].add(delta)
+        finally:  # an error or an interrupt must not leave its requests to the next call
+            self._engine.abort()
+            self._engine.step()
+        return [collector.result() for collector in collectors.values()]
+
+    def _admit(self, waiting: list[EngineRequest], collectors: dict[str, OutputCollector]) -> None:
+        """Queue as many as the engine takes, so that any number of prompts may be given."""
+        while waiting and waiting[-1].params.n <= self._engine.num_vacancies:
+            request = waiting.pop()
+            request_id = str(self._num_requests)
+            self._num_requests += 1
+            collectors[request_id] = OutputCollector(
+                request_id,
+                request.prompt,
+                request.prompt_token_ids,
+                request.params.n,
+                logprobs=request.params.logprobs is not None,
+            )
+            self._engine.add_request(request_id, request)
+
+
+def _params_for(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Iterable[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    return params
+
+
+def _is_one_chat(messages: Sequence[Any]) -> bool:
+    return bool(messages) and isinstance(messages[0], Mapping)
+
+
+def _describe(name: str, info: ExecutorInfo, max_model_len: int) -> str:
+    kernels = "".join(f", {layer}: {kernel}" for layer, kernel in sorted(info.kernels.items()))
+    return (
+        f"{name}: executor {info.name}, compute {info.compute}, KV cache {info.kv_cache}, "
+        f"context {max_model_len} tokens{kernels}"
+    )
