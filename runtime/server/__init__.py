@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server over one or more engines."""

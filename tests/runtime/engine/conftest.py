@@ -1,0 +1,255 @@
+"""A model that is nothing but its cache, a byte tokenizer, and engines made of them.
+
+The model's next token is a function of the tokens that it reads back through
+the block table. A block written twice, too early or at the wrong place changes
+the answer, so paging faults show in the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gristmill.runtime.engine import LLMEngine
+from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
+from gristmill.runtime.model_plan import ModelPlan, NormPlan
+from gristmill.runtime.server.run import bind, serve_engines
+from gristmill.runtime.settings import EngineSettings
+from gristmill.runtime.tokenizer import Tokenizer
+
+VOCAB_SIZE = 260
+EOS, START = 256, 257
+MAX_POSITIONS = 4096
+
+Rule = Callable[[Sequence[int]], NDArray[np.float32]]
+
+
+def hash_rule(tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Logits that depend on every token before."""
+    seed = zlib.crc32(np.array(tokens, np.int64).tobytes())
+    return np.random.default_rng(seed).normal(scale=3.0, size=VOCAB_SIZE).astype(np.float32)
+
+
+def parrot_rule(tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Repeats the prompt's first line, then ends."""
+    line = list(tokens).index(ord("\n")) if ord("\n") in tokens else len(tokens)
+    spoken = len(tokens) - 1 - line
+    logits = np.zeros(VOCAB_SIZE, np.float32)
+    logits[tokens[spoken] if 0 <= spoken < line else EOS] = 20.0
+    return logits
+
+
+RULES: dict[str, Rule] = {"hash": hash_rule, "parrot": parrot_rule}
+
+
+class CacheModel:
+    """An executor whose only state is the token ids in its paged cache.
+
+    A step takes `delay` seconds, waits for `gate` if there is one, and raises
+    if it holds the token `fail_on`.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        cache: KVCacheConfig,
+        *,
+        delay: float = 0.0,
+        gate: threading.Event | None = None,
+        fail_on: int | None = None,
+    ) -> None:
+        self.cache = cache
+        self.info = ExecutorInfo("cache-model", "float32", cache.dtype)
+        self.plan = ModelPlan(
+            architecture="CacheModel",
+            vocab_size=VOCAB_SIZE,
+            hidden_size=1,
+            max_positions=MAX_POSITIONS,
+            dtype="float32",
+            embedding="embed",
+            layers=(),
+            final_norm=NormPlan("norm", 1, 1e-6),
+            head=None,
+        )
+        self.closed = False
+        self._rule = rule
+        self._delay = delay
+        self._gate = gate
+        self._fail_on = fail_on
+        self._tokens = np.full((cache.num_blocks, cache.block_size), -1, np.int64)
+
+    def execute(self, batch: Sequence[SequenceStep]) -> NDArray[np.float32]:
+        time.sleep(self._delay)
+        if self._gate is not None:
+            assert self._gate.wait(30)
+        if any(self._fail_on in step.token_ids for step in batch):
+            raise RuntimeError("the device is on fire")
+        owned = [block for step in batch for block in step.block_table]
+        assert len(set(owned)) == len(owned), "two sequences write to one block"
+        for step in batch:
+            self._write(step)
+        rows = [row for step in batch for row in self._logits(step)]
+        return np.stack(rows) if rows else np.empty((0, VOCAB_SIZE), np.float32)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _write(self, step: SequenceStep) -> None:
+        for position, token_id in enumerate(step.token_ids, step.start):
+            block = step.block_table[position // self.cache.block_size]
+            self._tokens[block, position % self.cache.block_size] = token_id
+
+    def _logits(self, step: SequenceStep) -> list[NDArray[np.float32]]:
+        end = step.start + len(step.token_ids)
+        tokens = self._tokens[list(step.block_table)].reshape(-1)[:end].tolist()
+        assert -1 not in tokens, "a position was read before it was written"
+        first = end - step.num_logit_rows
+        return [self._rule(tokens[: position + 1]) for position in range(first, end)]
+
+
+def byte_alphabet() -> list[str]:
+    """GPT-2's stand-in character for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def byte_tokenizer_files() -> dict[str, bytes]:
+    """A tokenizer whose token ids are bytes; 256 ends a text, 257 is special without a meaning."""
+    specials = {"<|end|>": EOS, "<|start|>": START}
+    vocabulary = {character: byte for byte, character in enumerate(byte_alphabet())} | specials
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    added = [
+        {"id": token_id, "content": content, "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for content, token_id in specials.items()
+    ]
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    settings = {
+        "eos_token": "<|end|>",
+        "chat_template": "{% for message in messages %}{{ message['content'] }}\n{% endfor %}",
+    }
+    files = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}
+    return {name: json.dumps(value).encode() for name, value in files.items()}
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> Tokenizer:
+    """Token ids are bytes; a chat is its messages' contents, one a line."""
+    return Tokenizer.from_files(byte_tokenizer_files(), {})
+
+
+@pytest.fixture(scope="session")
+def make_engine(byte_tokenizer: Tokenizer) -> Callable[..., LLMEngine]:
+    """Engines over a cache model; further arguments are EngineSettings."""
+
+    def make(
+        rule: str = "hash",
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        delay: float = 0.0,
+        gate: threading.Event | None = None,
+        fail_on: int | None = None,
+        **settings: Any,
+    ) -> LLMEngine:
+        cache = KVCacheConfig(num_blocks, block_size, "float32")
+        model = CacheModel(RULES[rule], cache, delay=delay, gate=gate, fail_on=fail_on)
+        return LLMEngine(model, byte_tokenizer, EngineSettings(compute="float32", **settings))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def greedy_tokens() -> Callable[..., list[int]]:
+    """The slow twin of greedy serving by a hash model: no cache, no batch, one token after the other."""
+
+    def generate(prompt: Sequence[int], max_tokens: int, rule: str = "hash") -> list[int]:
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + max_tokens:
+            tokens.append(int(RULES[rule](tokens).argmax()))
+            if tokens[-1] == EOS:
+                break
+        return tokens[len(prompt) :]
+
+    return generate
+
+
+@pytest.fixture
+def byte_model_folder(tmp_path: Path) -> Path:
+    """A folder with the byte tokenizer's files."""
+    for name, data in byte_tokenizer_files().items():
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+class ServerThread:
+    """A real server on a thread of its own; `url` is its base address, `stop` begins the drain."""
+
+    def __init__(self, engines: dict[str, LLMEngine], grace_seconds: float) -> None:
+        self._listener = bind("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._engines = engines
+        self._grace_seconds = grace_seconds
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the server did not end"
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        await serve_engines(
+            self._engines,
+            self._listener,
+            self._stop,
+            on_ready=self._ready.set,
+            grace_seconds=self._grace_seconds,
+        )
+
+
+@contextmanager
+def running_server(grace_seconds: float = 10.0, **engines: LLMEngine) -> Iterator[ServerThread]:
+    server = ServerThread(engines, grace_seconds)
+    try:
+        yield server
+    finally:
+        server.stop()
+        server.join()
+
+
+@pytest.fixture(scope="session")
+def run_server_thread() -> Callable[..., AbstractContextManager[ServerThread]]:
+    """A context with a server for engines by model id; it is stopped, and must end, afterwards."""
+    return running_server
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., ServerThread]]:
+    """Servers for one test."""
+    with ExitStack() as stack:
+        yield lambda *args, **engines: stack.enter_context(running_server(*args, **engines))
