@@ -135,15 +135,20 @@ def visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> to
 
 
 def attend_masked(
-    plan: AttentionPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+    plan: AttentionPlan,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of q [..., T, H, D] over k, v [..., S, KV, D] where `mask` (bool, [..., T, S]) is true.
 
-    Every query must see at least one key. A soft cap (Gemma 2, section 2)
-    squashes the logits, in float32, before the mask.
+    Without a mask every query sees every key; with one, it must see at least
+    one. A soft cap (Gemma 2, section 2) squashes the logits, in float32, before
+    the mask.
     """
     q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
-    mask = mask[..., None, :, :]
+    mask = None if mask is None else mask[..., None, :, :]
     if plan.logit_softcap is None:
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=plan.scale, enable_gqa=True)
         return mixed.transpose(-3, -2)
@@ -151,8 +156,9 @@ def attend_masked(
     k, v = (x.repeat_interleave(repeats, dim=-3) for x in (k, v))
     logits = (q @ k.transpose(-2, -1)).float() * plan.scale
     logits = plan.logit_softcap * torch.tanh(logits / plan.logit_softcap)
-    weights = logits.masked_fill(~mask, -math.inf).softmax(dim=-1)
-    return (weights.to(v.dtype) @ v).transpose(-3, -2)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -math.inf)
+    return (logits.softmax(dim=-1).to(v.dtype) @ v).transpose(-3, -2)
 
 
 def decoder_block(

@@ -1,0 +1,114 @@
+"""The reference executor: torch on CPU, slow and obvious; what every other executor is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from gristmill.runtime.errors import InputError, UnsupportedError
+from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
+from gristmill.runtime.executors.reference.blocks import Rotary, decoder_block, rms_norm, rotary_tables
+from gristmill.runtime.executors.reference.paged import LayerCache, StepLayout, lay_out, paged_attention
+from gristmill.runtime.executors.reference.weights import WeightSource, load_weights
+from gristmill.runtime.executors.step_check import check_batch
+from gristmill.runtime.model_plan import ModelPlan, RopePlan
+
+__all__ = ["Compute", "ReferenceExecutor"]
+
+Compute = Literal["bfloat16", "float32"]
+_COMPUTE: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_KV: Mapping[str, torch.dtype] = {**_COMPUTE, "float16": torch.float16}
+
+
+class ReferenceExecutor:
+    """An `Executor` that runs the blocks of `blocks.py` over a paged cache.
+
+    Weights are held in the compute dtype, dequantized once. The float32 mode is
+    the exact one: chunks, batches and whole prompts agree to about 1e-5.
+    Raises UnsupportedError for a compute or cache dtype, or an activation
+    scheme, that it does not have.
+    """
+
+    def __init__(self, checkpoint: WeightSource, cache: KVCacheConfig, compute: Compute = "bfloat16") -> None:
+        self._dtype = _lookup("compute dtype", compute, _COMPUTE)
+        kv_dtype = _lookup("KV cache dtype", cache.dtype, _KV)
+        if cache.num_blocks < 1 or cache.block_size < 1:
+            raise InputError(
+                "KV cache",
+                found=f"{cache.num_blocks} blocks of {cache.block_size} tokens",
+                expected="at least one of each",
+            )
+        self._plan = checkpoint.plan
+        self._cache = cache
+        self._info = ExecutorInfo(
+            name="reference",
+            compute=compute,
+            kv_cache=cache.dtype,
+            kernels={"linear": "torch", "attention": "torch"},
+        )
+        self._weights = load_weights(checkpoint, self._dtype)
+        self._layers = [
+            _empty_cache(self._plan, index, cache, kv_dtype) for index in range(len(self._plan.layers))
+        ]
+
+    @property
+    def plan(self) -> ModelPlan:
+        return self._plan
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    @property
+    def cache(self) -> KVCacheConfig:
+        return self._cache
+
+    @torch.inference_mode()
+    def execute(self, batch: Sequence[SequenceStep]) -> NDArray[np.float32]:
+        """See `Executor.execute`."""
+        check_batch(self._plan, self._cache, batch)
+        if not batch:
+            return np.empty((0, self._plan.vocab_size), dtype=np.float32)
+        layout = lay_out(batch, self._cache.block_size)
+        return self._logits(self._hidden(layout)[layout.logit_rows])
+
+    def close(self) -> None:
+        """Give the memory back; the executor can't be used afterwards."""
+        self._weights.clear()
+        self._layers.clear()
+
+    def _hidden(self, layout: StepLayout) -> torch.Tensor:
+        """The last block's output, [tokens, hidden]."""
+        hidden = self._weights[f"{self._plan.embedding}.weight"][layout.token_ids]
+        rotary: dict[RopePlan | None, Rotary | None] = {None: None}
+        for layer, cache in zip(self._plan.layers, self._layers, strict=True):
+            rope = layer.attention.rope
+            if rope is not None and rope not in rotary:
+                rotary[rope] = rotary_tables(rope, layout.positions, self._dtype)
+            attend = partial(paged_attention, layout, cache)
+            hidden = decoder_block(layer, self._weights, hidden, rotary[rope], attend)
+        return hidden
+
+    def _logits(self, hidden: torch.Tensor) -> NDArray[np.float32]:
+        norm = self._plan.final_norm
+        normed = rms_norm(hidden, self._weights[f"{norm.name}.weight"], norm.eps)
+        logits: NDArray[np.float32] = F.linear(normed, self._weights[self._plan.head_weight]).float().numpy()
+        return logits
+
+
+def _empty_cache(plan: ModelPlan, index: int, cache: KVCacheConfig, dtype: torch.dtype) -> LayerCache:
+    attention = plan.layers[index].attention
+    shape = (cache.num_blocks, cache.block_size, attention.num_kv_heads, attention.head_dim)
+    return LayerCache(keys=torch.zeros(shape, dtype=dtype), values=torch.zeros(shape, dtype=dtype))
+
+
+def _lookup(what: str, name: str, known: Mapping[str, torch.dtype]) -> torch.dtype:
+    if name not in known:
+        raise UnsupportedError(f"reference executor: {what}", found=name, expected=", ".join(known))
+    return known[name]

@@ -1,0 +1,94 @@
+"""Weights in memory: every tensor of a plan in the compute dtype, quantized ones dequantized once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from gristmill.runtime.errors import ModelError, UnsupportedError
+from gristmill.runtime.executors.reference.blocks import to_torch
+from gristmill.runtime.model_plan import LinearPlan, ModelPlan
+from gristmill.runtime.scheme import QuantizedTensor
+from gristmill.runtime.sources.base import Tensor
+
+__all__ = ["WeightSource", "dequantize", "load_weights"]
+
+_ROWS_AT_ONCE = 1024
+
+
+class WeightSource(Protocol):
+    """What the reference executor needs of a checkpoint."""
+
+    @property
+    def plan(self) -> ModelPlan: ...
+
+    def weight(self, linear: LinearPlan) -> QuantizedTensor | Tensor:
+        """A linear's weight [out, in]."""
+
+    def tensor(self, name: str) -> Tensor:
+        """Any other tensor by checkpoint name."""
+
+
+def dequantize(quantized: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
+    """`QuantizedTensor.dequantize` rounded to `dtype`, a few rows at a time: [N, K].
+
+    The float32 intermediate never exceeds `_ROWS_AT_ONCE` rows.
+    """
+    groups = torch.from_numpy(quantized.column_groups).long()
+    codes, scales = to_torch(quantized.codes), to_torch(quantized.scales)
+    zeros = None if quantized.zero_points is None else to_torch(quantized.zero_points)
+    weight = torch.empty(quantized.shape, dtype=dtype)
+    for first in range(0, codes.shape[0], _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        zero = quantized.scheme.midpoint if zeros is None else zeros[rows].float()[:, groups]
+        weight[rows] = (codes[rows].float() - zero) * scales[rows][:, groups]
+    return weight
+
+
+def load_weights(source: WeightSource, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Every tensor of `source.plan` by checkpoint name; a tied head is the embedding itself.
+
+    Raises ModelError for a tensor of another shape than the plan's, and
+    UnsupportedError for a linear whose input is to be quantized.
+    """
+    plan = source.plan
+    weights: dict[str, torch.Tensor] = {}
+    for name, shape in _dense_shapes(plan):
+        weights[name] = _checked(name, to_torch(source.tensor(name)).to(dtype), shape)
+    for linear in (*plan.linears, *([] if plan.head is None else [plan.head])):
+        weight = _linear_weight(source, linear, dtype)
+        weights[linear.weight] = _checked(linear.weight, weight, (linear.out_features, linear.in_features))
+    return weights
+
+
+def _dense_shapes(plan: ModelPlan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors that are never quantized: embedding, norms and biases."""
+    yield f"{plan.embedding}.weight", (plan.vocab_size, plan.hidden_size)
+    for layer in plan.layers:
+        for norm in (layer.input_norm, layer.attention.q_norm, layer.attention.k_norm, layer.mlp_norm):
+            if norm is not None:
+                yield f"{norm.name}.weight", (norm.size,)
+        for linear in layer.linears:
+            if linear.bias:
+                yield f"{linear.name}.bias", (linear.out_features,)
+    yield f"{plan.final_norm.name}.weight", (plan.final_norm.size,)
+
+
+def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if tuple(tensor.shape) != shape:
+        raise ModelError(f"tensor {name}: shape", found=tuple(tensor.shape), expected=shape)
+    return tensor
+
+
+def _linear_weight(source: WeightSource, linear: LinearPlan, dtype: torch.dtype) -> torch.Tensor:
+    weight = source.weight(linear)
+    if not isinstance(weight, QuantizedTensor):
+        return to_torch(weight).to(dtype)
+    if weight.scheme.activation is not None:
+        raise UnsupportedError(
+            f"reference executor: {linear.name} has scheme {weight.scheme.name}, which quantizes its input",
+            expected="weight-only schemes",
+        )
+    return dequantize(weight, dtype)
