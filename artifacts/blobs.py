@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from gristmill.runtime.files import sha256_file
@@ -38,10 +39,11 @@ def share_blob(blobs: Path, staged: Path, sha256: str) -> None:
 
 def remove_unused_blobs(blobs: Path) -> None:
     """Remove each blob that no artifact and no staged build links to."""
-    with os.scandir(blobs) as entries:
-        for entry in entries:
-            if entry.stat(follow_symlinks=False).st_nlink == 1:
-                Path(entry.path).unlink(missing_ok=True)
+    for blob in blobs.iterdir():
+        # Another build may be removing the same blobs.
+        with suppress(FileNotFoundError):
+            if blob.lstat().st_nlink == 1:
+                blob.unlink()
 
 
 def _adopt(blob: Path, staged: Path, sha256: str) -> bool:

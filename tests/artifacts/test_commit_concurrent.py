@@ -64,3 +64,12 @@ def test_a_damaged_artifact_repaired_by_two_at_once_is_whole(
     (commit(store).folder / "recipe.yaml").unlink()
     assert at_once(fork, [partial(commit, store)] * 3) == [0] * 3
     assert verify_artifact(store.resolve("sample")).passed
+
+
+def test_blobs_removed_by_two_at_once_disturb_neither(shm_path: Path, commit: Commit, fork: Fork) -> None:
+    store = Store(shm_path / "store")
+    commit(store)
+    for number in range(500):
+        (store.layout.blobs / f"{number:064x}").touch()
+    assert at_once(fork, [partial(commit, store, payload) for payload in (b"1", b"2", b"3")]) == [0] * 3
+    assert all(blob.lstat().st_nlink > 1 for blob in store.layout.blobs.iterdir())
