@@ -12,8 +12,9 @@ from importlib import metadata
 import psutil
 import torch
 
+from gristmill.artifacts.manifest import Determinism
+
 __all__ = [
-    "available_memory",
     "build_threads",
     "determinism_contract",
     "host_record",
@@ -29,14 +30,10 @@ def build_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def determinism_contract(threads: int) -> dict[str, object]:
+def determinism_contract(threads: int) -> Determinism:
     """Where these are equal, the same recipe and inputs give the same bytes."""
-    return {
-        "threads": threads,
-        "isa": torch.backends.cpu.get_cpu_capability(),
-        "machine": platform.machine(),
-        "versions": {package: metadata.version(package) for package in _PACKAGES},
-    }
+    isa = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return Determinism(threads, isa, {package: metadata.version(package) for package in _PACKAGES})
 
 
 @contextmanager
@@ -50,31 +47,18 @@ def using_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def available_memory() -> int:
-    """Bytes this process can still take: free memory, or what its control group leaves, if less."""
-    free = psutil.virtual_memory().available
-    for limit_file, used_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        limit, used = _read_int(limit_file), _read_int(used_file)
-        if limit is not None and used is not None:
-            free = min(free, max(limit - used, 0))
-    return free
-
-
 def peak_memory() -> int:
     """The largest resident size of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def host_record() -> dict[str, object]:
+def host_record() -> dict[str, str]:
     """The machine, for the build record; never part of an artifact's digest."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
-        "cores": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "cores": str(os.cpu_count()),
+        "memory_bytes": str(psutil.virtual_memory().total),
         "python": platform.python_version(),
     }
 
@@ -86,11 +70,3 @@ def _processor() -> str:
             return next(names, platform.processor())
     except OSError:
         return platform.processor()
-
-
-def _read_int(path: str) -> int | None:
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return None

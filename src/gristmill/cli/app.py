@@ -11,8 +11,11 @@ from pathlib import Path
 import typer
 from typer.exceptions import Abort, TyperException
 
-from gristmill.cli import build, generate, look, serve
+from gristmill.cli.build import build
+from gristmill.cli.generate import chat, generate
+from gristmill.cli.look import inspect, list_artifacts, verify
 from gristmill.cli.output import print_error, say
+from gristmill.cli.serve import serve
 from gristmill.runtime.errors import (
     EXIT_DONE,
     EXIT_INPUT,
@@ -35,13 +38,13 @@ def create_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.command("build")(build.build)
-    app.command("list")(look.list_artifacts)
-    app.command("inspect")(look.inspect)
-    app.command("verify")(look.verify)
-    app.command("chat")(generate.chat)
-    app.command("generate")(generate.generate)
-    app.command("serve")(serve.serve)
+    app.command("build")(build)
+    app.command("list")(list_artifacts)
+    app.command("inspect")(inspect)
+    app.command("verify")(verify)
+    app.command("chat")(chat)
+    app.command("generate")(generate)
+    app.command("serve")(serve)
     return app
 
 

@@ -37,8 +37,8 @@ def build(
     loaded = load_recipe(recipe, overrides or ())
     limit = parse_size(memory) if memory is not None else None
     try:
-        from gristmill.pipeline.run import build as run_build
         from gristmill.pipeline.report.line import report_line
+        from gristmill.pipeline.run import build as run_build
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"building needs {error.name}", hint="install it with pip install 'gristmill[build]'"

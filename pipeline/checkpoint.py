@@ -1,0 +1,44 @@
+"""The checkpoint stage: quantized tensors as a Hugging Face folder that was read back and compared."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from gristmill.pipeline.stages import StageCache, code_version, stage_key
+from gristmill.runtime.formats.select import FormatName
+from gristmill.runtime.formats.verify import verify_checkpoint
+from gristmill.runtime.formats.write import write_checkpoint
+from gristmill.runtime.scheme import QuantizedTensor
+from gristmill.runtime.sources.base import ModelSource, Tensor
+
+__all__ = ["CHECKPOINT", "write_verified"]
+
+CHECKPOINT = "checkpoint"
+_CODE = ("gristmill.runtime.formats", "gristmill.runtime.packing", "gristmill.runtime.safetensors_writer")
+
+
+def write_verified(
+    source: ModelSource,
+    quantized: Mapping[str, QuantizedTensor],
+    dense: Mapping[str, Tensor],
+    format: FormatName,
+    quantize_key: str,
+    stages: StageCache,
+) -> tuple[Path, str]:
+    """The checkpoint folder and its stage key, written now or by an earlier build.
+
+    A folder that an interrupted build left is written again from the start.
+    Raises IntegrityError if what is read back differs, StorageError.
+    """
+    key = stage_key("checkpoint", {"quantize": quantize_key, "format": format}, code_version(_CODE))
+    if (done := stages.finished("checkpoint", key)) is not None:
+        return done / CHECKPOINT, key
+    with stages.open("checkpoint", key) as stage:
+        folder = stage.folder / CHECKPOINT
+        if folder.exists():
+            shutil.rmtree(folder)
+        write_checkpoint(folder, source, quantized, dense, format)
+        verify_checkpoint(folder, quantized, dense)
+        return stage.finish() / CHECKPOINT, key

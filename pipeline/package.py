@@ -1,0 +1,128 @@
+"""The package stage: everything that was made, as one immutable artifact in the store."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.artifacts import manifest as m
+from gristmill.artifacts.artifact import Artifact
+from gristmill.artifacts.blobs import link_or_copy
+from gristmill.artifacts.engines import GOLDEN_FOLDER, REFERENCE
+from gristmill.artifacts.golden import write_golden
+from gristmill.artifacts.record import BuildRecord
+from gristmill.artifacts.store import Store
+from gristmill.calibration.samples import TokenSamples
+from gristmill.pipeline.checkpoint import CHECKPOINT
+from gristmill.pipeline.model import BuildModel
+from gristmill.pipeline.prove import Proof
+from gristmill.pipeline.validate.gates import GateResult
+from gristmill.pipeline.validate.result import ValidationResult
+from gristmill.recipes.resolve import resolved_yaml
+from gristmill.recipes.schema import Recipe
+from gristmill.runtime.files import canonical_json, write_atomic
+from gristmill.runtime.scheme import QuantScheme
+
+__all__ = ["Built", "package"]
+
+_WORST_LAYERS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Built:
+    """What the earlier stages made. `checkpoints` maps a format to its folder, the recipe's own first."""
+
+    model: BuildModel
+    model_digest: str
+    samples: TokenSamples | None
+    checkpoints: Mapping[str, Path]
+    errors: Mapping[str, float]
+    proof: Proof
+    gates: Sequence[GateResult]
+    determinism: m.Determinism
+
+
+def package(recipe: Recipe, built: Built, store: Store, record: BuildRecord) -> Artifact:
+    """Assemble the artifact in the store and point the recipe's tag at it. Raises StorageError."""
+    recipe_bytes = resolved_yaml(recipe)
+    with store.staging() as folder:
+        own, *exports = built.checkpoints.items()
+        _link_tree(own[1], folder / CHECKPOINT)
+        for name, path in exports:
+            _link_tree(path, folder / "exports" / name)
+        write_atomic(folder / "recipe.yaml", recipe_bytes)
+        (folder / GOLDEN_FOLDER).mkdir()
+        write_golden(folder / GOLDEN_FOLDER, built.proof.golden)
+        if built.proof.validation is not None:
+            (folder / "report").mkdir()
+            write_atomic(
+                folder / "report" / "validation.json", canonical_json(built.proof.validation.to_dict())
+            )
+        manifest = _manifest(recipe, built, hashlib.sha256(recipe_bytes).hexdigest())
+        return store.commit(folder, manifest, tag=recipe.tag, record=record)
+
+
+def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
+    schemes = {name: choice.scheme for name, choice in built.model.choices.items() if choice is not None}
+    samples, validation = built.samples, built.proof.validation
+    worst = sorted(built.errors.items(), key=lambda item: (-item[1], item[0]))[:_WORST_LAYERS]
+    return m.Manifest(
+        schema_version=1,
+        name=recipe.name,
+        files={},
+        lineage=m.Lineage(
+            base_model=m.SourceModel(recipe.model, None, built.model_digest),
+            parent=None,
+            recipe=f"sha256:{recipe_sha256}",
+            calibration=m.Calibration(samples.digest, samples.prompts, samples.tokens) if samples else None,
+        ),
+        schemes=m.group_schemes(schemes),
+        skipped=tuple(sorted(name for name, choice in built.model.choices.items() if choice is None)),
+        bits_per_weight=_bits_per_weight(built.model, schemes),
+        base_size_bytes=built.model.size_bytes,
+        engines=(built.proof.engine,),
+        validation={REFERENCE: _engine_validation(validation)} if validation else {},
+        gates=tuple(
+            m.GateResult(REFERENCE, gate.gate.metric, gate.gate.expression, gate.value, gate.passed)
+            for gate in built.gates
+        ),
+        determinism=built.determinism,
+        layer_errors=tuple(m.LayerError(name, error) for name, error in worst),
+    )
+
+
+def _engine_validation(result: ValidationResult) -> m.EngineValidation:
+    metrics = result.metrics
+    return m.EngineValidation(
+        perplexity=m.Perplexity(metrics.perplexity_base, metrics.perplexity),
+        kl=m.KlDivergence(metrics.kl_mean, metrics.kl_p99),
+        top1_agreement=metrics.top1_agreement,
+        tasks={},
+        calibration_overlap=result.overlap,
+    )
+
+
+def _bits_per_weight(model: BuildModel, schemes: Mapping[str, QuantScheme]) -> m.BitsPerWeight:
+    """Stored bits over quantized weights, and over all parameters of the model."""
+    stored = weights = 0.0
+    for linear in model.plan.linears:
+        if (scheme := schemes.get(linear.name)) is not None:
+            count = linear.in_features * linear.out_features
+            stored += count * scheme.bits_per_weight(linear.in_features)
+            weights += count
+    total = model.plan.num_parameters()
+    plain_bits = 8 * model.size_bytes / total
+    return m.BitsPerWeight(stored / weights, (stored + (total - weights) * plain_bits) / total)
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """`source` again at `target`, sharing bytes where the file system allows it."""
+    shutil.copytree(source, target, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    link_or_copy(Path(os.fspath(source)), Path(os.fspath(target)))

@@ -1,0 +1,172 @@
+"""`chat` and `generate`: use an artifact in this process, without a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gristmill.cli.engine_options import (
+    ComputeOption,
+    MaxModelLenOption,
+    MemoryOption,
+    RefArgument,
+    engine_folder,
+    engine_settings,
+)
+from gristmill.cli.options import JsonOption, StoreOption, open_store
+from gristmill.cli.output import say
+from gristmill.runtime.errors import InputError
+from gristmill.runtime.llm import LLM
+from gristmill.runtime.outputs import RequestOutput
+from gristmill.runtime.sampling.params import SamplingParams
+
+__all__ = ["chat", "generate"]
+
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", metavar="N", help="Tokens of an answer at most.")
+]
+TemperatureOption = Annotated[float, typer.Option("--temperature", metavar="T", help="0 is greedy.")]
+TopPOption = Annotated[float, typer.Option("--top-p", metavar="P", help="Nucleus sampling.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Makes sampling repeatable.")]
+
+
+def chat(
+    ref: RefArgument,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="One question; without it, a conversation.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
+    max_tokens: MaxTokensOption = 512,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = None,
+    compute: ComputeOption = None,
+    max_model_len: MaxModelLenOption = None,
+    memory: MemoryOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask one question, or hold a conversation."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    folder = engine_folder(open_store(store), ref)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    with LLM(folder, engine_settings(compute, max_model_len, memory)) as llm:
+        for question in [prompt] if prompt is not None else _questions():
+            messages.append({"role": "user", "content": question})
+            answer = _answer(llm, messages, params, as_json=as_json)
+            messages.append({"role": "assistant", "content": answer})
+
+
+def generate(
+    ref: RefArgument,
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help='JSONL with "prompt" or "messages" a line, or one text prompt a line.',
+        ),
+    ],
+    max_tokens: MaxTokensOption = 128,
+    temperature: TemperatureOption = 0.0,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = None,
+    compute: ComputeOption = None,
+    max_model_len: MaxModelLenOption = None,
+    memory: MemoryOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer every prompt of a file; one JSON line each on stdout, or one document with --json."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    rows = _read_prompts(prompts)
+    folder = engine_folder(open_store(store), ref)
+    with LLM(folder, engine_settings(compute, max_model_len, memory)) as llm:
+        prompts_read = [_as_prompt(llm, row) for row in rows]
+        answers = [_row(output) for output in llm.generate(prompts_read, params)]
+    print(
+        "\n".join(json.dumps(answer, ensure_ascii=False) for answer in answers)
+        if not as_json
+        else json.dumps(answers, ensure_ascii=False, indent=2)
+    )
+
+
+def _as_prompt(llm: LLM, row: str | list[Any]) -> str | list[int]:
+    """A chat becomes tokens here, because its template has written the special tokens already."""
+    if isinstance(row, str):
+        return row
+    text = llm.tokenizer.apply_chat_template(row, add_generation_prompt=True)
+    return llm.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _answer(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams, *, as_json: bool) -> str:
+    """One answer, shown as it grows."""
+    if as_json:
+        (output,) = llm.chat(messages, params)
+        print(json.dumps(_row(output), ensure_ascii=False), flush=True)
+        return output.outputs[0].text
+    pieces = []
+    for delta in llm.stream_chat(messages, params):
+        print(delta.text, end="", flush=True)
+        pieces.append(delta.text)
+    print(flush=True)
+    return "".join(pieces)
+
+
+def _questions() -> Iterator[str]:
+    """What the user types, until the end of input."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        say("end with Ctrl-D")
+    while True:
+        if interactive:
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _read_prompts(path: Path) -> list[str | list[Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise InputError(f"--prompts {path}", found="no such file") from error
+    except (UnicodeDecodeError, IsADirectoryError) as error:
+        raise InputError(f"--prompts {path}", found=str(error), expected="a file of UTF-8 text") from error
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise InputError(f"--prompts {path}", found="no prompt", expected="one a line")
+    if path.suffix != ".jsonl":
+        return [line for _, line in numbered]
+    return [_parse_row(f"{path}:{number}", line) for number, line in numbered]
+
+
+def _parse_row(place: str, line: str) -> str | list[Any]:
+    expected = 'an object with "prompt" (text) or "messages" (a list)'
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(place, found=f"no JSON: {error}", expected=expected) from error
+    if isinstance(row, dict) and isinstance(row.get("prompt"), str):
+        return str(row["prompt"])
+    if isinstance(row, dict) and isinstance(row.get("messages"), list):
+        return list(row["messages"])
+    raise InputError(place, found=line[:80], expected=expected)
+
+
+def _row(output: RequestOutput) -> dict[str, Any]:
+    (answer,) = output.outputs
+    return {
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": len(output.prompt_token_ids),
+        "completion_tokens": len(answer.token_ids),
+    }
