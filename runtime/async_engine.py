@@ -150,7 +150,7 @@ class AsyncEngine:
             while self._take_commands():
                 self._publish(self._step())
             self._engine.abort()
-            self._publish(self._engine.step())
+            self._publish(self._engine.take_outputs())
             self._engine.close()
         except Exception:
             _logger.exception("the engine's thread ended; no more requests are served")
@@ -175,7 +175,7 @@ class AsyncEngine:
         except Exception as error:
             _logger.exception("a step failed outside the executor; its requests end")
             self._engine.fail(error)
-            return self._engine.step()
+            return self._engine.take_outputs()
 
     def _add(self, request_id: str, request: EngineRequest) -> None:
         try:

@@ -173,6 +173,10 @@ class LLMEngine:
         if logits is not None:
             self._scheduler.advance(chunks)
             self._accept(chunks, logits)
+        return self.take_outputs()
+
+    def take_outputs(self) -> list[OutputDelta]:
+        """What was said since the last step, without another one: the ends of aborted and failed requests."""
         deltas, self._deltas = self._deltas, []
         return deltas
 

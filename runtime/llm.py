@@ -135,7 +135,7 @@ class LLM:
                     collectors[delta.request_id].add(delta)
         finally:  # an error or an interrupt must not leave its requests to the next call
             self._engine.abort()
-            self._engine.step()
+            self._engine.take_outputs()
         return [collector.result() for collector in collectors.values()]
 
     def _admit(self, waiting: list[EngineRequest], collectors: dict[str, OutputCollector]) -> None:

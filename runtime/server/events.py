@@ -64,6 +64,8 @@ class EventStream(Response):
         """Send the stream. However it ends, also before its first chunk, `abort` is called."""
         try:
             await unless_client_leaves(self._send_all(scope, receive, send), receive)
+        except ClientDisconnect:
+            _logger.debug("a client left its stream")
         finally:
             self._abort()
 

@@ -52,7 +52,7 @@ def run_server(
     names = [folder.name for folder in engine_folders]
     if not names or len(set(names)) < len(names):
         raise InputError(
-            "models to serve", found=", ".join(names) or "none", expected="one or more, each once"
+            "models to serve", found=", ".join(names) or "none", expected="one or more, each name once"
         )
     with closing(bind(host, port)) as listener:
         engines = _load_all(engine_folders, settings)

@@ -214,7 +214,8 @@ class ServerThread:
         assert self._ready.wait(10)
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
 
     def join(self) -> None:
         self._thread.join(30)

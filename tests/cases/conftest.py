@@ -1,0 +1,1 @@
+../runtime/engine/conftest.py

@@ -1,0 +1,135 @@
+"""The memory plan: sizes add up, limits hold, too little is said with numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gristmill.runtime.architectures import plan_model
+from gristmill.runtime.errors import InputError, OutsideError
+from gristmill.runtime.memory import FreeMemory, MemoryPlan, free_memory, plan_memory
+from gristmill.runtime.model_plan import ModelPlan
+from gristmill.runtime.settings import EngineSettings
+
+MIB = 1 << 20
+WEIGHTS = 200 * MIB
+
+
+@pytest.fixture(scope="module")
+def plan() -> ModelPlan:
+    """A Llama with 8 KiB of keys and values a token in bfloat16, 8 MiB for a context."""
+    return plan_model(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": 1000,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 1024,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        }
+    )
+
+
+def size(plan: ModelPlan, free: int, **settings: Any) -> MemoryPlan:
+    return plan_memory(plan, WEIGHTS, EngineSettings(**settings), FreeMemory(free * MIB, "for the test"))
+
+
+def test_plenty_of_memory_holds_a_full_context_for_every_running_request(plan: ModelPlan) -> None:
+    memory = size(plan, 8000, max_num_seqs=4)
+    assert memory.num_blocks * memory.block_size == 4 * 1024
+    assert memory.cache == 4 * 8 * MIB
+
+
+def test_the_cache_takes_a_part_of_what_is_left(plan: ModelPlan) -> None:
+    memory = size(plan, 600, max_num_seqs=64)
+    left = memory.budget.size - memory.weights - memory.work
+    assert 0.45 * left < memory.cache <= 0.5 * left
+
+
+def test_one_context_may_take_all_that_is_left(plan: ModelPlan) -> None:
+    whole = size(plan, 8000, max_num_seqs=1)
+    more_work = size(plan, 8000, max_num_seqs=8).work
+    needed = (whole.weights + more_work + whole.cache) // MIB + 1
+    assert size(plan, needed, max_num_seqs=8).num_blocks == whole.num_blocks
+
+
+def test_the_users_cache_size_is_held(plan: ModelPlan) -> None:
+    assert size(plan, 8000, max_num_seqs=64, kv_cache_bytes=20 * MIB).cache == 20 * MIB
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("float16", 16), ("int8", 8), ("int4", 4)])
+def test_a_block_is_as_large_as_its_number_format(plan: ModelPlan, dtype: Any, bits: int) -> None:
+    memory = size(plan, 8000, kv_cache_dtype=dtype)
+    assert memory.block_bytes == plan.kv_elements_per_token * 16 * bits // 8
+
+
+def test_too_little_memory_is_an_error_with_what_would_fit(plan: ModelPlan) -> None:
+    enough = size(plan, 8000, max_num_seqs=1)
+    short = (enough.weights + enough.work + enough.cache // 2) // MIB
+    with pytest.raises(OutsideError, match=r"max_model_len = \d+ would fit") as caught:
+        size(plan, short)
+    fits = int(str(caught.value).split("max_model_len = ")[1].split()[0])
+    assert size(plan, short, max_model_len=fits).max_model_len == fits
+
+
+def test_too_little_memory_for_the_weights_is_said(plan: ModelPlan) -> None:
+    with pytest.raises(OutsideError, match="the weights alone do not fit"):
+        size(plan, 100)
+
+
+@pytest.mark.parametrize("limit", [{"memory_bytes": 300 * MIB}, {"kv_cache_bytes": MIB}])
+def test_a_limit_of_the_user_that_is_too_small_is_the_users_error(
+    plan: ModelPlan, limit: dict[str, int]
+) -> None:
+    with pytest.raises(InputError, match="one request of 1024 tokens does not fit"):
+        size(plan, 8000, **limit)
+
+
+def test_a_context_longer_than_the_models_is_refused(plan: ModelPlan) -> None:
+    with pytest.raises(InputError, match="at most 1024"):
+        size(plan, 8000, max_model_len=1025)
+
+
+def test_the_table_adds_up(plan: ModelPlan) -> None:
+    lines = size(plan, 8000, max_num_seqs=4).lines()
+    values = [int(line.split(" MiB")[0].split()[-1].replace(",", "")) for line in lines]
+    assert abs(values[0] - sum(values[1:])) <= 4
+    assert "4.0 full contexts" in lines[3]
+
+
+def test_free_memory_is_the_machines_without_a_container() -> None:
+    free = free_memory(Path("/nonexistent"))
+    assert 0.5 < free.size / psutil.virtual_memory().available < 2
+
+
+@pytest.mark.parametrize(
+    ("limit_file", "usage_file"),
+    [("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")],
+)
+def test_free_memory_honours_the_containers_limit(tmp_path: Path, limit_file: str, usage_file: str) -> None:
+    for name, value in ((limit_file, 50 * MIB), (usage_file, 20 * MIB)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{value}\n")
+    assert free_memory(tmp_path) == FreeMemory(30 * MIB, "left of the container's limit")
+
+
+def test_a_container_without_a_limit_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("5\n")
+    assert free_memory(tmp_path).source == "available on this machine"
+
+
+@pytest.mark.parametrize("changes", [{"compute": "float64"}, {"block_size": 0}, {"max_num_seqs": 1.5}])
+def test_settings_that_can_not_be_meant_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(changes))):
+        EngineSettings(**changes)
