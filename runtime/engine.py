@@ -73,6 +73,7 @@ class LLMEngine:
         )
         self._generations: dict[str, Generation] = {}
         self._deltas: list[OutputDelta] = []
+        self._closed = False
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -137,8 +138,10 @@ class LLMEngine:
         return EngineRequest(text, token_ids, replace(params, max_tokens=max_tokens, seed=seed))
 
     def add_request(self, request_id: str, request: EngineRequest) -> None:
-        """Queue all completions of a request, or none: raises RequestError (queue_full)."""
+        """Queue all completions of a request, or none: raises RequestError (queue_full, closed)."""
         params = request.params
+        if self._closed:
+            raise RequestError("the engine is closed", code="closed")
         self._scheduler.check_vacancies(params.n)
         for index in range(params.n):
             generation = Generation(
@@ -185,9 +188,11 @@ class LLMEngine:
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Abort what runs and close the executor."""
-        self.abort()
-        self._executor.close()
+        """Abort what runs and close the executor; closing again has no effect."""
+        if not self._closed:
+            self._closed = True
+            self.abort()
+            self._executor.close()
 
     def _execute(self, chunks: Sequence[Chunk]) -> NDArray[np.float32] | None:
         if not chunks:

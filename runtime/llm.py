@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from gristmill.runtime.chat_form import Message
 from gristmill.runtime.engine import EngineRequest, LLMEngine
 from gristmill.runtime.engine_folder import EngineFolder
+from gristmill.runtime.errors import InputError
 from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig
 from gristmill.runtime.executors.load import open_engine
 from gristmill.runtime.golden import require_golden
 from gristmill.runtime.memory import FreeMemory, free_memory, plan_memory
-from gristmill.runtime.outputs import OutputCollector, RequestOutput
+from gristmill.runtime.outputs import OutputCollector, OutputDelta, RequestOutput
 from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.settings import EngineSettings
 from gristmill.runtime.tokenizer import Tokenizer, load_tokenizer
@@ -75,17 +77,16 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: str | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts, texts or token ids, in their order; `params` is for all, or one for each.
 
         All are checked before any work. Raises RequestError for one that can't be served.
         """
-        listed: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = _params_for(params, len(listed))
-        requests = [self._engine.prepare(prompt, chosen) for prompt, chosen in zip(listed, each, strict=True)]
-        return self._run(requests)
+        listed = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = zip(listed, _params_for(params, len(listed)), strict=True)
+        return self._run([self._engine.prepare(prompt, chosen) for prompt, chosen in each])
 
     def chat(
         self,
@@ -101,17 +102,26 @@ class LLM:
         when the template refuses a chat, with its own message.
         """
         chats: list[Any] = [messages] if _is_one_chat(messages) else list(messages)
-        texts = [
-            self.tokenizer.apply_chat_template(chat, tools, add_generation_prompt=True, variables=variables)
-            for chat in chats
-        ]
-        each = _params_for(params, len(texts))
-        return self._run(
-            [
-                self._engine.prepare(text, chosen, add_special_tokens=False)
-                for text, chosen in zip(texts, each, strict=True)
-            ]
-        )
+        each = zip(chats, _params_for(params, len(chats)), strict=True)
+        return self._run([self._prepare_chat(chat, chosen, tools, variables) for chat, chosen in each])
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Iterator[OutputDelta]:
+        """Answer one chat piece by piece, as it is made; another call before the end cuts it short."""
+        request = self._prepare_chat(messages, params or SamplingParams(), tools, variables)
+        with self._clean_engine() as engine:
+            engine.add_request(self._next_id(), request)
+            while engine.has_work:
+                for delta in engine.step():
+                    if delta.error is not None:
+                        raise delta.error
+                    yield delta
 
     def close(self) -> None:
         """Free the model; calling it again has no effect."""
@@ -125,25 +135,50 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _prepare_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> EngineRequest:
+        text = self.tokenizer.apply_chat_template(
+            messages, tools, add_generation_prompt=True, variables=variables
+        )
+        return self._engine.prepare(text, params, add_special_tokens=False)
+
     def _run(self, requests: Sequence[EngineRequest]) -> list[RequestOutput]:
         collectors: dict[str, OutputCollector] = {}
         waiting = list(reversed(requests))
-        try:
-            while waiting or self._engine.has_work:
+        with self._clean_engine() as engine:
+            while waiting or engine.has_work:
                 self._admit(waiting, collectors)
-                for delta in self._engine.step():
+                for delta in engine.step():
                     collectors[delta.request_id].add(delta)
-        finally:  # an error or an interrupt must not leave its requests to the next call
-            self._engine.abort()
-            self._engine.take_outputs()
         return [collector.result() for collector in collectors.values()]
+
+    @contextmanager
+    def _clean_engine(self) -> Iterator[LLMEngine]:
+        """The engine, without requests before and after: an interrupt leaves none to the next call."""
+        self._drop_requests()
+        try:
+            yield self._engine
+        finally:
+            self._drop_requests()
+
+    def _drop_requests(self) -> None:
+        self._engine.abort()
+        self._engine.take_outputs()
+
+    def _next_id(self) -> str:
+        self._num_requests += 1
+        return str(self._num_requests)
 
     def _admit(self, waiting: list[EngineRequest], collectors: dict[str, OutputCollector]) -> None:
         """Queue as many as the engine takes, so that any number of prompts may be given."""
         while waiting and waiting[-1].params.n <= self._engine.num_vacancies:
             request = waiting.pop()
-            request_id = str(self._num_requests)
-            self._num_requests += 1
+            request_id = self._next_id()
             collectors[request_id] = OutputCollector(
                 request_id,
                 request.prompt,
@@ -156,9 +191,13 @@ class LLM:
 
 def _params_for(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Iterable[SamplingParams]:
+) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InputError(
+            "params", found=f"{len(params)} of them", expected=f"one, or {count} as of the prompts"
+        )
     return params
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -40,11 +41,13 @@ def run_server(
     settings: EngineSettings | None = None,
     *,
     grace_seconds: float = 30.0,
+    json_ready: bool = False,
 ) -> None:
     """Load the models and serve them until SIGINT or SIGTERM; call it from the main thread.
 
     The address is taken before anything is loaded; port 0 takes a free one. The
-    plan goes to stderr, one ready line with the URL to stdout. The first signal
+    plan goes to stderr, one ready line with the URL to stdout (with
+    `json_ready` as an object of models and url). The first signal
     lets running requests finish within `grace_seconds`, the second ends the
     process at once with exit code 130. Raises InputError, ListenError, and
     what `load_engine` raises.
@@ -56,7 +59,8 @@ def run_server(
         )
     with closing(bind(host, port)) as listener:
         engines = _load_all(engine_folders, settings)
-        asyncio.run(_serve_until_signalled(engines, listener, grace_seconds))
+        ready = _ready_line(names, _url(listener), as_json=json_ready)
+        asyncio.run(_serve_until_signalled(engines, listener, grace_seconds, ready))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -156,7 +160,7 @@ async def _serve_app(
 
 
 async def _serve_until_signalled(
-    engines: Mapping[str, LLMEngine], listener: socket.socket, grace_seconds: float
+    engines: Mapping[str, LLMEngine], listener: socket.socket, grace_seconds: float, ready: str
 ) -> None:
     stop = asyncio.Event()
 
@@ -171,12 +175,11 @@ async def _serve_until_signalled(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    url = _url(listener)
     await serve_engines(
         engines,
         listener,
         stop,
-        on_ready=lambda: print(f"serving {', '.join(engines)} at {url} (ready)", flush=True),
+        on_ready=lambda: print(ready, flush=True),
         grace_seconds=grace_seconds,
     )
 
@@ -220,6 +223,12 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ListenError:
         found=error.strerror,
         hint="choose another --port, or 0 for a free one",
     )
+
+
+def _ready_line(names: Sequence[str], url: str, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps({"status": "ready", "models": list(names), "url": url})
+    return f"serving {', '.join(names)} at {url} (ready)"
 
 
 def _url(listener: socket.socket) -> str:

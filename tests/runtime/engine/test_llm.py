@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gristmill.runtime.engine_folder import EngineFolder, GoldenPrompt
-from gristmill.runtime.errors import IntegrityError, OutsideError, RequestError, UnsupportedError
+from gristmill.runtime.errors import InputError, IntegrityError, OutsideError, RequestError, UnsupportedError
 from gristmill.runtime.llm import LLM, load_engine
 from gristmill.runtime.memory import FreeMemory
 from gristmill.runtime.sampling.params import SamplingParams
@@ -81,6 +81,33 @@ def test_a_chat_is_rendered_by_the_models_template(llm: LLM) -> None:
     assert one[0].outputs == several[0].outputs
     assert several[1].prompt is not None
     assert several[1].prompt.endswith("<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_streamed_chat_equals_the_whole_answer(llm: LLM) -> None:
+    chat = [{"role": "user", "content": "Hello"}]
+    pieces = [delta.text for delta in llm.stream_chat(chat, GREEDY)]
+    assert len(pieces) == 12
+    assert "".join(pieces) == llm.chat(chat, GREEDY)[0].outputs[0].text
+
+
+def test_a_stream_that_is_left_does_not_disturb_the_next_call(llm: LLM) -> None:
+    stream = llm.stream_chat([{"role": "user", "content": "Hello"}], GREEDY)
+    next(stream)
+    assert len(llm.generate(PROMPTS, GREEDY)) == len(PROMPTS)
+    assert list(stream) == []
+
+
+def test_parameters_for_another_number_of_prompts_are_refused(llm: LLM) -> None:
+    with pytest.raises(InputError, match="expected one, or 3"):
+        llm.generate(["a", "b", "c"], [GREEDY, GREEDY])
+
+
+def test_a_closed_model_says_so(folder: EngineFolder) -> None:
+    llm = LLM(folder, EXACT)
+    llm.close()
+    llm.close()
+    with pytest.raises(RequestError, match="closed"):
+        llm.generate("x", GREEDY)
 
 
 def test_a_bad_prompt_is_refused_before_any_work(llm: LLM) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -26,7 +27,7 @@ from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.server.run import run_server
 from gristmill.runtime.settings import EngineSettings
 folders = [EngineFolder(name, "reference", Path(sys.argv[1]), Path(sys.argv[1])) for name in sys.argv[2:]]
-run_server(folders, port=0, settings=EngineSettings(max_num_seqs=8))
+run_server(folders, port=0, settings=EngineSettings(max_num_seqs=8), json_ready="twin" not in sys.argv)
 """
 
 
@@ -38,7 +39,7 @@ class ServerProcess:
         )
         assert self.process.stdout is not None
         self.ready = self.process.stdout.readline()
-        match = re.search(r"http://\S+", self.ready)
+        match = re.search(r"http://[\w.:]+", self.ready)
         assert match, self.process.communicate()[1]
         self.url = match[0]
 
@@ -52,15 +53,22 @@ class ServerProcess:
 
 
 @pytest.fixture
-def server(tiny_llama: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(tiny_llama, "tiny", "twin")
-    yield server
-    if server.process.poll() is None:
-        server.process.kill()
-        server.process.communicate()
+def start(tiny_llama: Path) -> Iterator[Callable[..., ServerProcess]]:
+    servers: list[ServerProcess] = []
+
+    def start(*names: str) -> ServerProcess:
+        servers.append(ServerProcess(tiny_llama, *names))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.communicate()
 
 
-def test_a_real_model_is_served_and_a_signal_lets_it_finish(server: ServerProcess) -> None:
+def test_a_real_model_is_served_and_a_signal_lets_it_finish(start: Callable[..., ServerProcess]) -> None:
+    server = start("tiny", "twin")
     assert re.fullmatch(r"serving tiny, twin at http://127\.0\.0\.1:\d+ \(ready\)\n", server.ready)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.chat.completions.create(
@@ -82,7 +90,9 @@ def test_a_real_model_is_served_and_a_signal_lets_it_finish(server: ServerProces
     assert "finishing running requests" in err
 
 
-def test_a_second_signal_ends_the_process_at_once(server: ServerProcess) -> None:
+def test_a_second_signal_ends_the_process_at_once(start: Callable[..., ServerProcess]) -> None:
+    server = start("tiny")
+    assert json.loads(server.ready) == {"status": "ready", "models": ["tiny"], "url": server.url}
     body = {"model": "tiny", "prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 8}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
         lines = response.iter_lines()
