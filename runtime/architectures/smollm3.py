@@ -73,7 +73,7 @@ def _rotating_layers(config: Mapping[str, Any], sizes: Sizes) -> list[bool]:
     if listed is None:
         interval = read_int(config, "no_rope_layer_interval", _DEFAULT_INTERVAL)
         return [(index + 1) % interval != 0 for index in range(sizes.layers)]
-    if not isinstance(listed, list) or len(listed) != sizes.layers or not set(listed) <= {0, 1}:
+    if not isinstance(listed, list) or len(listed) != sizes.layers or any(x not in (0, 1) for x in listed):
         raise ModelError(
             "config.json: no_rope_layers",
             found=describe(listed),

@@ -78,8 +78,7 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     The normalization is float32 whatever the dtype of `hidden`; its result is
     rounded to that dtype before the weight is applied.
     """
-    wide = hidden.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    normed = F.rms_norm(hidden.float(), hidden.shape[-1:], eps=eps)
     return weight * normed.to(hidden.dtype)
 
 

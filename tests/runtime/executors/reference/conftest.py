@@ -1,0 +1,143 @@
+"""Tiny random models of every family, with transformers as the oracle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from gristmill.runtime.architectures import plan_model
+from gristmill.runtime.model_plan import LinearPlan, ModelPlan
+from gristmill.runtime.scheme import QuantizedTensor
+from gristmill.runtime.sources.base import Tensor
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 50_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama untied": ("llama", {"tie_word_embeddings": False}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama with one key head a query head": ("llama", {"num_key_value_heads": 4}),
+    "llama with a single key head": ("llama", {"num_key_value_heads": 1}),
+    "llama with wide heads": ("llama", {"head_dim": 20}),
+    "llama with gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama with linear rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+    "llama with llama3 rope": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama with yarn rope": ("llama", {"rope_parameters": _YARN}),
+    "mistral with a window": ("mistral", {"sliding_window": 5}),
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 with windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 20}),
+    "qwen3 with layer types": (
+        "qwen3",
+        {
+            "head_dim": 20,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "smollm3": ("smollm3", {}),
+    "smollm3 with windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 6}),
+}
+
+
+@dataclass(frozen=True)
+class InMemoryWeights:
+    """A `WeightSource` over arrays; `quantized` weights stand in for those of `tensors`."""
+
+    plan: ModelPlan
+    tensors: Mapping[str, Tensor]
+    quantized: Mapping[str, QuantizedTensor] = field(default_factory=dict)
+
+    def weight(self, linear: LinearPlan) -> QuantizedTensor | Tensor:
+        return self.quantized.get(linear.name, self.tensors[linear.weight])
+
+    def tensor(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A random model; `oracle` is the transformers one in float32."""
+
+    weights: InMemoryWeights
+    oracle: Any
+
+    def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
+        """The oracle's logits of one sequence, float32 [tokens, vocab]."""
+        with torch.no_grad():
+            logits: NDArray[np.float32] = self.oracle(torch.tensor([token_ids])).logits[0].numpy()
+        return logits
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[[str], TinyModel]:
+    """Makes the model of a name in `FAMILIES`, once."""
+    made: dict[str, TinyModel] = {}
+
+    def make(name: str) -> TinyModel:
+        if name not in made:
+            made[name] = _make_tiny_model(*FAMILIES[name])
+        return made[name]
+
+    return make
+
+
+def _make_tiny_model(model_type: str, changes: dict[str, Any]) -> TinyModel:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **{**_SIZES, **changes})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:  # norms are all ones and biases all zeros: give them something to say
+                parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    return TinyModel(InMemoryWeights(plan_model(json.loads(config.to_json_string())), tensors), model)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `family` runs for every family."""
+    if "family" in metafunc.fixturenames:
+        metafunc.parametrize("family", FAMILIES)

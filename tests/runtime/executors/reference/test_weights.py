@@ -1,0 +1,83 @@
+"""Loading weights: dequantization against numpy, ties, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.runtime.errors import ModelError, UnsupportedError
+from gristmill.runtime.executors.reference.weights import dequantize, load_weights
+from gristmill.runtime.scheme import ActivationScheme, QuantizedTensor, QuantScheme
+
+Shape = tuple[int, int]
+
+
+def random_quantized(scheme: QuantScheme, shape: Shape, *, act_order: bool = False) -> QuantizedTensor:
+    rng = np.random.default_rng(0)
+    groups = (shape[0], scheme.num_groups(shape[1]))
+    index = rng.permutation(np.arange(shape[1]) % groups[1]).astype(np.int32) if act_order else None
+    return QuantizedTensor(
+        scheme,
+        codes=rng.integers(0, scheme.max_code + 1, shape, dtype=np.uint8),
+        scales=rng.uniform(0.01, 1.0, groups).astype(np.float16).astype(np.float32),
+        zero_points=None
+        if scheme.symmetric
+        else rng.integers(0, scheme.max_code + 1, groups, dtype=np.uint8),
+        group_index=index,
+    )
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (1500, 32)], ids=["few rows", "more rows than at once"])
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        QuantScheme(4, 16, symmetric=True),
+        QuantScheme(3, 32, symmetric=False),
+        QuantScheme(8, -1, symmetric=False),
+    ],
+    ids=lambda scheme: scheme.name,
+)
+def test_dequantize_is_the_numpy_definition(scheme: QuantScheme, act_order: bool, shape: Shape) -> None:
+    quantized = random_quantized(scheme, shape, act_order=act_order)
+    assert np.array_equal(dequantize(quantized, torch.float32).numpy(), quantized.dequantize())
+
+
+def test_dequantize_rounds_once_to_the_compute_type() -> None:
+    quantized = random_quantized(QuantScheme(4, 16, symmetric=False), (8, 64))
+    rounded = torch.from_numpy(quantized.dequantize()).bfloat16()
+    assert torch.equal(dequantize(quantized, torch.bfloat16), rounded)
+
+
+def test_a_tied_head_takes_no_memory_of_its_own(tiny_model: Callable[[str], Any]) -> None:
+    weights = load_weights(tiny_model("llama tied").weights, torch.float32)
+    assert "lm_head.weight" not in weights
+
+
+def test_every_tensor_of_the_plan_is_loaded_once(family: str, tiny_model: Callable[[str], Any]) -> None:
+    source = tiny_model(family).weights
+    assert sorted(load_weights(source, torch.bfloat16)) == sorted(source.plan.tensor_names())
+
+
+def test_a_scheme_that_quantizes_activations_is_refused_by_name(
+    tiny_model: Callable[[str], Any],
+) -> None:
+    source = tiny_model("llama tied").weights
+    linear = source.plan.layers[1].mlp.up
+    activation = ActivationScheme("int", 8, "token", dynamic=True)
+    scheme = QuantScheme(8, -1, symmetric=True, activation=activation)
+    quantized = {linear.name: random_quantized(scheme, (linear.out_features, linear.in_features))}
+    with pytest.raises(UnsupportedError, match=r"model\.layers\.1\.mlp\.up_proj has scheme W8A8_CHANNEL"):
+        load_weights(replace(source, quantized=quantized), torch.float32)
+
+
+def test_a_tensor_of_another_shape_is_refused_by_name(tiny_model: Callable[[str], Any]) -> None:
+    source = tiny_model("llama tied").weights
+    tensors = {**source.tensors, "model.norm.weight": np.ones(47, dtype=np.float32)}
+    with pytest.raises(ModelError, match=r"model\.norm\.weight: shape; found \(47,\); expected \(48,\)"):
+        load_weights(replace(source, tensors=tensors), torch.float32)
