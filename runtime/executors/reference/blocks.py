@@ -28,6 +28,7 @@ __all__ = [
     "attend_masked",
     "causal_attention",
     "decoder_block",
+    "head_logits",
     "linear",
     "rms_norm",
     "rotary_tables",
@@ -109,6 +110,17 @@ def apply_rotary(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 def linear(plan: LinearPlan, weights: Weights, x: torch.Tensor) -> torch.Tensor:
     """`x W^T + b`."""
     return F.linear(x, weights[plan.weight], weights[f"{plan.name}.bias"] if plan.bias else None)
+
+
+def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Logits `[rows, vocab]` in float32 of normed `hidden` [rows, hidden] and the head's weight."""
+    logits = F.linear(hidden, weight)
+    if logits.dtype == torch.float32:
+        return logits
+    # bfloat16 keeps a logit of 20 to 1/8, which makes ties of near winners. The product is rounded
+    # only after it was summed in float32, so subtracting first leaves what the rounding took.
+    remainder = torch.addmm(logits, hidden, weight.t(), beta=-1)
+    return logits.float().add_(remainder)
 
 
 def causal_attention(plan: AttentionPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

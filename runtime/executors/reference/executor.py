@@ -8,12 +8,17 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from gristmill.runtime.errors import InputError, UnsupportedError
 from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
-from gristmill.runtime.executors.reference.blocks import Rotary, decoder_block, rms_norm, rotary_tables
+from gristmill.runtime.executors.reference.blocks import (
+    Rotary,
+    decoder_block,
+    head_logits,
+    rms_norm,
+    rotary_tables,
+)
 from gristmill.runtime.executors.reference.paged import LayerCache, StepLayout, lay_out, paged_attention
 from gristmill.runtime.executors.reference.weights import WeightSource, load_weights
 from gristmill.runtime.executors.step_check import check_batch
@@ -98,7 +103,7 @@ class ReferenceExecutor:
     def _logits(self, hidden: torch.Tensor) -> NDArray[np.float32]:
         norm = self._plan.final_norm
         normed = rms_norm(hidden, self._weights[f"{norm.name}.weight"], norm.eps)
-        logits: NDArray[np.float32] = F.linear(normed, self._weights[self._plan.head_weight]).float().numpy()
+        logits: NDArray[np.float32] = head_logits(normed, self._weights[self._plan.head_weight]).numpy()
         return logits
 
 

@@ -19,6 +19,7 @@ from gristmill.runtime.executors.reference.blocks import (
     attend_masked,
     causal_attention,
     decoder_block,
+    head_logits,
     linear,
     rms_norm,
     rotary_tables,
@@ -163,6 +164,16 @@ def test_rotary_tables_carry_the_attention_factor() -> None:
     plain = rotary_tables(ROPE, torch.arange(5), torch.float32)
     for table, expected in zip(rotary_tables(doubled, torch.arange(5), torch.float32), plain, strict=True):
         torch.testing.assert_close(table, expected * 2)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_logits_of_a_bfloat16_head_are_not_rounded_to_bfloat16(rows: int) -> None:
+    hidden, weight = torch.randn(rows, 64).bfloat16() * 4, torch.randn(300, 64).bfloat16()
+    exact = hidden.double() @ weight.double().t()
+    logits = head_logits(hidden, weight)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), exact, atol=2e-3, rtol=0)
+    assert (exact.bfloat16().double() - exact).abs().max() > 0.1
 
 
 def layer_and_weights() -> tuple[LayerPlan, dict[str, torch.Tensor]]:
