@@ -134,15 +134,21 @@ def load_tensor(tensor: MappedTensor, dtype: np.dtype[Any]) -> Tensor:
     """Read one tensor as `dtype`, rows in Hugging Face order.
 
     Quantized values are computed in float32 and rounded to `dtype` to nearest
-    even, a few megabytes at a time. Raises ModelError if the file shrank.
+    even, a few megabytes at a time. Raises ModelError if the file shrank or
+    a value is beyond the range of `dtype`.
     """
     stored = tensor.stored
     out: Tensor = np.empty(stored.shape, dtype)
     rows = out.reshape(-1, stored.shape[-1]) if stored.shape else out.reshape(1, 1)
     start = 0
-    for values in _row_chunks(stored, len(rows)):
-        rows[start : start + len(values)] = values.astype(dtype, copy=False)
-        start += len(values)
+    try:
+        # NaN and infinities that the file holds pass through: who uses a weight checks it.
+        with np.errstate(invalid="ignore", over="raise"):
+            for values in _row_chunks(stored, len(rows)):
+                rows[start : start + len(values)] = values.astype(dtype, copy=False)
+                start += len(values)
+    except FloatingPointError as error:
+        raise ModelError(f"tensor {stored.name} of {stored.file} does not fit {dtype.name}") from error
     return _half_split(out, tensor.rotary_heads) if tensor.rotary_heads else out
 
 
