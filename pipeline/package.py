@@ -22,7 +22,7 @@ from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.prove import Proof
 from gristmill.pipeline.validate.gates import GateResult
 from gristmill.pipeline.validate.result import ValidationResult
-from gristmill.recipes.resolve import resolved_yaml
+from gristmill.recipes.resolve import resolved_dict, resolved_yaml
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.files import canonical_json, write_atomic
 from gristmill.runtime.scheme import QuantScheme
@@ -75,7 +75,7 @@ def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
         name=recipe.name,
         files={},
         lineage=m.Lineage(
-            base_model=m.SourceModel(recipe.model, None, built.model_digest),
+            base_model=m.SourceModel(resolved_dict(recipe)["model"], built.model.source.revision, built.model_digest),
             parent=None,
             recipe=f"sha256:{recipe_sha256}",
             calibration=m.Calibration(samples.digest, samples.prompts, samples.tokens) if samples else None,

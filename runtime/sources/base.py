@@ -36,6 +36,10 @@ class ModelSource(Protocol):
         """The source as the user wrote it."""
 
     @property
+    def revision(self) -> str | None:
+        """The commit of a hub model, None for what has no revisions."""
+
+    @property
     def config(self) -> Mapping[str, Any]:
         """A Hugging Face `config.json`; made from the metadata where the container has none."""
 

@@ -57,6 +57,11 @@ class GgufFile:
         return self._name
 
     @property
+    def revision(self) -> str | None:
+        """None: a file has no revisions."""
+        return None
+
+    @property
     def config(self) -> Mapping[str, Any]:
         """`config.json`, made from the metadata."""
         return self._config

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.safetensors_files import SafetensorsFolder
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
-from gristmill.runtime.sources.base import SIDE_FILES, Tensor
+from gristmill.runtime.sources.hf_folder import HfFolder
 
 _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
@@ -49,34 +46,8 @@ def random_tensor(scheme: QuantScheme, rows: int, columns: int, seed: int = 0) -
     return round_to_nearest(np.random.default_rng(seed).standard_normal((rows, columns)), scheme)
 
 
-@dataclass(frozen=True)
-class FolderSource:
-    """A model folder as a source."""
-
-    folder: Path
-    name: str = "test"
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return dict(json.loads((self.folder / "config.json").read_bytes()))
-
-    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        files = SafetensorsFolder(self.folder)
-        return {name: files.shape(name) for name in files.names()}
-
-    def load(self, name: str) -> Tensor:
-        return SafetensorsFolder(self.folder).load(name)
-
-    def side_files(self) -> Mapping[str, bytes]:
-        found = (self.folder / name for name in SIDE_FILES)
-        return {path.name: path.read_bytes() for path in found if path.exists()}
-
-    def digest(self) -> str:
-        return "sha256:unused"
-
-
 def quantize_source(
-    source: FolderSource, scheme_of: Callable[[str], QuantScheme | None]
+    source: HfFolder, scheme_of: Callable[[str], QuantScheme | None]
 ) -> dict[str, QuantizedTensor]:
     """Every linear of the model by `scheme_of(name)`, None to skip it."""
     quantized = {}
@@ -100,12 +71,12 @@ def random_quantized() -> Callable[..., QuantizedTensor]:
 
 
 @pytest.fixture
-def tiny_source(tiny_llama: Path) -> FolderSource:
+def tiny_source(tiny_llama: Path) -> HfFolder:
     """The tiny model with tied embeddings."""
-    return FolderSource(tiny_llama)
+    return HfFolder(tiny_llama)
 
 
 @pytest.fixture
-def tiny_untied_source(tiny_llama_untied: Path) -> FolderSource:
+def tiny_untied_source(tiny_llama_untied: Path) -> HfFolder:
     """The tiny model with a head of its own."""
-    return FolderSource(tiny_llama_untied)
+    return HfFolder(tiny_llama_untied)

@@ -59,6 +59,7 @@ class Changed:
         self.tensors = tensors or {}
         self.config: Mapping[str, Any] = {**source.config, **(config or {})}
         self.name = "changed"
+        self.revision: str | None = None
 
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {
