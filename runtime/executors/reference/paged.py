@@ -109,12 +109,13 @@ def paged_attention(
     mixed = torch.empty_like(q)
     for group in layout.groups:
         keys, values = _gather(group, cache.keys, q.dtype), _gather(group, cache.values, q.dtype)
-        queries = q[group.rows]
+        rows = group.rows.flatten()
+        queries = q.index_select(0, rows).view(*group.rows.shape, *q.shape[1:])
         if group.is_whole_prompt:
-            mixed[group.rows] = causal_attention(plan, queries, keys, values)
+            result = causal_attention(plan, queries, keys, values)
         else:
-            mask = _mask(group, plan.sliding_window)
-            mixed[group.rows] = attend_masked(plan, queries, keys, values, mask)
+            result = attend_masked(plan, queries, keys, values, _mask(group, plan.sliding_window))
+        mixed.index_copy_(0, rows, result.flatten(0, 1))
     return mixed
 
 
@@ -124,7 +125,8 @@ def _gather(group: _Group, cache: torch.Tensor, dtype: torch.dtype) -> torch.Ten
     What a block held before must not be multiplied, not even by a weight of
     zero: it may be infinite.
     """
-    gathered = cache[group.tables].flatten(1, 2)[:, : group.context].to(dtype)
+    blocks = cache.index_select(0, group.tables.flatten())
+    gathered = blocks.view(len(group.tables), -1, *cache.shape[2:])[:, : group.context].to(dtype)
     return gathered if group.padding is None else gathered.masked_fill(group.padding, 0)
 
 
