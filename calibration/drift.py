@@ -1,0 +1,41 @@
+"""How far a partly quantized model has drifted from the original, as seen by one group of linears.
+
+While a model is quantized layer by layer, the input of each next linear is no
+longer the original's. A linear that knows the gap can make up for it: among
+all weights it may take the one whose outputs are nearest to the original's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gristmill.calibration.statistics import InputStatistics
+
+__all__ = ["Drift", "GroupStatistics"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drift:
+    """Cross moments with the input x of a group of linears; exactly one is given.
+
+    inputs   float32 [K, K], mean of (x_original - x) x^T: the linears should
+             give what they gave for the original input
+    outputs  float32 [N, K], mean of y x^T, y the output that brings the
+             residual stream back to the original's
+    """
+
+    inputs: torch.Tensor | None = None
+    outputs: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.inputs is None) != (self.outputs is None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupStatistics:
+    """What is known about one of `layer.input_groups`; `drift` is None if no original is followed."""
+
+    inputs: InputStatistics
+    drift: Drift | None = None

@@ -1,0 +1,95 @@
+"""The walk through a model, one decoder block at a time.
+
+The hidden states of all samples wait in front of a block; the block's weights
+come, are observed and quantized, carry the hidden states across, and go. Two
+streams may run side by side: the one that the quantized blocks produce, and
+the original model's, which tells how far the first has drifted.
+
+    walk = BlockWalk(plan, source, samples.sequences)
+    for layer in plan.layers:
+        weights = load_block(source, layer, walk.dtype)
+        step = walk.enter(layer, weights)
+        result = quantize_block(layer, weights, step, settings)
+        step.leave(served_weights(weights, result))
+
+A resumed build calls `advance` for the blocks that it finds finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from gristmill.calibration.batches import make_batches
+from gristmill.calibration.blocks import load_tensor
+from gristmill.calibration.statistics import InputStatistics
+from gristmill.calibration.step import BlockStep
+from gristmill.calibration.streams import Streams, run_block
+from gristmill.runtime.errors import PromptError
+from gristmill.runtime.executors.reference.blocks import Weights
+from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+from gristmill.runtime.sources.base import ModelSource
+
+__all__ = ["BlockWalk"]
+
+
+class BlockWalk:
+    """All samples in front of one block; `advance`, or a step's `leave`, carries them to the next."""
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        source: ModelSource,
+        sequences: Sequence[Sequence[int]],
+        *,
+        compute: Literal["bfloat16", "float32"] = "bfloat16",
+        batch_tokens: int = 4096,
+        follow_original: bool = True,
+    ) -> None:
+        """Embed the samples. Raises PromptError for tokens or lengths that the model doesn't have."""
+        batches = make_batches(sequences, plan.vocab_size, batch_tokens)
+        longest = max(batch.tokens.shape[1] for batch in batches)
+        if longest > plan.max_positions:
+            raise PromptError(
+                "calibration sequence",
+                found=f"{longest} tokens",
+                expected=f"at most the model's {plan.max_positions} positions",
+            )
+        self.dtype: torch.dtype = getattr(torch, compute)
+        shape = (plan.vocab_size, plan.hidden_size)
+        embedding = load_tensor(source, f"{plan.embedding}.weight", shape, self.dtype)
+        hidden = [F.embedding(batch.tokens, embedding) for batch in batches]
+        self._streams = Streams(batches, hidden, list(hidden) if follow_original else None)
+
+    @property
+    def hidden(self) -> tuple[torch.Tensor, ...]:
+        """The states in front of the next block, one [B, T, hidden] tensor a batch."""
+        return tuple(self._streams.hidden)
+
+    def observe(
+        self, layer: LayerPlan, weights: Weights, stride: int = 1
+    ) -> dict[tuple[str, ...], InputStatistics]:
+        """Statistics of every input group of a block, by its linears' names; nothing moves.
+
+        Only every `stride`-th sequence (in sorted order) is looked at.
+        """
+        return self._streams.observe(layer, weights, stride)
+
+    def enter(self, layer: LayerPlan, weights: Weights) -> BlockStep:
+        """Go through a block in stages; `weights` are the original's."""
+        return BlockStep(self._streams, layer, weights)
+
+    def advance(self, layer: LayerPlan, weights: Weights, original: Weights | None = None) -> None:
+        """Move all samples behind a block.
+
+        The original model's stream takes `original`, or `weights` too without
+        it. Raises ModelError if an output isn't finite.
+        """
+        streams = self._streams
+        streams.hidden[:] = [run_block(layer, weights, hidden) for hidden in streams.hidden]
+        if streams.original is not None:
+            own = weights if original is None else original
+            streams.original[:] = [run_block(layer, own, hidden) for hidden in streams.original]
