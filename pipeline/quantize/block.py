@@ -1,0 +1,207 @@
+"""Quantize one decoder block, group by group in execution order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, Protocol
+
+import torch
+
+from gristmill.calibration.drift import GroupStatistics
+from gristmill.calibration.statistics import InputStatistics
+from gristmill.pipeline.prepare.fold import fold_scales, shared_scales
+from gristmill.pipeline.quantize.awq import AwqSettings, quantize_awq, search_scales
+from gristmill.pipeline.quantize.correct import corrected_weight
+from gristmill.pipeline.quantize.gptq import GptqSettings, factorize_hessian, quantize_gptq
+from gristmill.pipeline.quantize.grids import dequantized
+from gristmill.pipeline.quantize.rtn import quantize_rtn
+from gristmill.runtime.errors import InputError, ModelError
+from gristmill.runtime.model_plan import LayerPlan, LinearPlan
+from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
+
+__all__ = [
+    "BlockObservations",
+    "BlockResult",
+    "QuantizeSettings",
+    "quantize_block",
+    "served_weights",
+]
+
+Weights = Mapping[str, torch.Tensor]
+
+
+class BlockObservations(Protocol):
+    """What a method may ask about a block; `calibration.step.BlockStep` is one."""
+
+    def overview(self, weights: Weights, stride: int = 1) -> Mapping[tuple[str, ...], InputStatistics]:
+        """Statistics of all input groups at once, none quantized, over every `stride`-th sequence."""
+
+    def group(self, index: int, weights: Weights) -> GroupStatistics:
+        """Statistics of one input group behind the earlier ones, which are quantized in `weights`."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeSettings:
+    """How a block is quantized.
+
+    schemes             by linear name; None, or no entry, leaves a linear as it is
+    correct_drift       aim at the original model's outputs (GPTQ and AWQ)
+    correction_damping  ridge of that correction, as a part of the Hessian's mean diagonal
+    """
+
+    method: Literal["rtn", "gptq", "awq"]
+    schemes: Mapping[str, QuantScheme | None]
+    gptq: GptqSettings = field(default_factory=GptqSettings)
+    awq: AwqSettings = field(default_factory=AwqSettings)
+    correct_drift: bool = True
+    correction_damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.method not in ("rtn", "gptq", "awq"):
+            raise InputError("quantization method", found=self.method, expected="rtn, gptq or awq")
+        if self.correction_damping <= 0:
+            raise InputError("correction damping", found=self.correction_damping, expected="above 0")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockResult:
+    """A quantized block.
+
+    quantized  by linear name
+    dense      tensors that changed and are not quantized, by checkpoint name
+    errors     tr(E H E^T) / tr(W H W^T) by linear name: the output error of
+               rounding as a part of the output
+    notes      what a user should know, such as raised damping
+    """
+
+    quantized: dict[str, QuantizedTensor]
+    dense: dict[str, torch.Tensor]
+    errors: dict[str, float]
+    notes: tuple[str, ...] = ()
+
+
+def quantize_block(
+    layer: LayerPlan, weights: Weights, statistics: BlockObservations | None, settings: QuantizeSettings
+) -> BlockResult:
+    """Quantize what `settings.schemes` names; `weights` are not altered.
+
+    RTN does without statistics (its errors are then relative to the weight).
+    Raises ModelError, naming the linear, for NaN and Inf wherever they arise,
+    and InputError for a group size that does not divide.
+    """
+    if statistics is None and settings.method != "rtn":
+        raise InputError(f"{settings.method} needs calibration statistics")
+    current = dict(weights)
+    if settings.method == "awq" and statistics is not None:
+        current.update(_fold(layer, weights, statistics, settings))
+    result = BlockResult({}, {}, {})
+    notes: list[str] = []
+    for index, group in enumerate(layer.input_groups):
+        if not any(settings.schemes.get(linear.name) for linear in layer.linears):
+            break
+        known = None if statistics is None else statistics.group(index, current)
+        for linear, tensor, error in _quantize_group(group, current, known, settings, notes):
+            result.quantized[linear.name] = tensor
+            result.errors[linear.name] = error
+            current[linear.weight] = dequantized(tensor, weights[linear.weight].dtype)
+    codes = {linear.weight for linear in layer.linears if linear.name in result.quantized}
+    dense = {name: current[name] for name in weights if current[name] is not weights[name]}
+    dense = {name: tensor for name, tensor in dense.items() if name not in codes}
+    return BlockResult(result.quantized, dense, result.errors, tuple(notes))
+
+
+def served_weights(weights: Weights, result: BlockResult) -> dict[str, torch.Tensor]:
+    """The block's tensors as an executor will use them, in the dtype of `weights`."""
+    served = {**weights, **result.dense}
+    for name, tensor in result.quantized.items():
+        served[f"{name}.weight"] = dequantized(tensor, weights[f"{name}.weight"].dtype)
+    return served
+
+
+def _fold(
+    layer: LayerPlan, weights: Weights, statistics: BlockObservations, settings: QuantizeSettings
+) -> dict[str, torch.Tensor]:
+    """AWQ's scales of all groups, folded: the tensors that changed."""
+    seen = statistics.overview(weights, settings.awq.sample_stride)
+    folded = dict(weights)
+    for group in layer.scaling_groups:
+        names = tuple(linear.name for linear in group.linears)
+        parts = [
+            (torch.cat([folded[linear.weight] for linear in linears]).float(), scheme)
+            for scheme, linears in _by_scheme(group.linears, settings)
+        ]
+        if parts:
+            scales = search_scales(parts, seen[names], settings.awq, partial(shared_scales, group))
+            folded.update(fold_scales(folded, group, scales))
+    return folded
+
+
+def _by_scheme(
+    linears: tuple[LinearPlan, ...], settings: QuantizeSettings
+) -> Iterator[tuple[QuantScheme, list[LinearPlan]]]:
+    """Linears that are quantized, those with one scheme together."""
+    together: dict[QuantScheme, list[LinearPlan]] = {}
+    for linear in linears:
+        if (scheme := settings.schemes.get(linear.name)) is not None:
+            together.setdefault(scheme, []).append(linear)
+    yield from together.items()
+
+
+def _quantize_group(
+    group: tuple[LinearPlan, ...],
+    weights: Weights,
+    known: GroupStatistics | None,
+    settings: QuantizeSettings,
+    notes: list[str],
+) -> Iterator[tuple[LinearPlan, QuantizedTensor, float]]:
+    """The group's linears in codes with their errors; those with one scheme are rounded as one weight."""
+    for scheme, linears in _by_scheme(group, settings):
+        name = ", ".join(linear.name for linear in linears)
+        target = torch.cat([weights[linear.weight] for linear in linears]).float()
+        if known is not None and settings.correct_drift and settings.method != "rtn":
+            target = corrected_weight(target, known, settings.correction_damping, name=name)
+        tensor = _quantize(target, known, scheme, settings, name, notes)
+        errors = target - dequantized(tensor, torch.float32)
+        row = 0
+        for linear in linears:
+            rows = slice(row, row + linear.out_features)
+            row += linear.out_features
+            zeros = tensor.zero_points
+            own = QuantizedTensor(
+                scheme, tensor.codes[rows], tensor.scales[rows], None if zeros is None else zeros[rows]
+            )
+            yield linear, own, _relative_error(errors[rows], target[rows], known, linear.name)
+
+
+def _quantize(
+    weight: torch.Tensor,
+    known: GroupStatistics | None,
+    scheme: QuantScheme,
+    settings: QuantizeSettings,
+    name: str,
+    notes: list[str],
+) -> QuantizedTensor:
+    if settings.method == "rtn" or known is None:
+        return quantize_rtn(weight, None, scheme, name=name)
+    if settings.method == "awq":
+        return quantize_awq(weight, known.inputs, scheme, settings.awq, name=name)
+    factor = factorize_hessian(known.inputs.hessian, settings.gptq, name=name)
+    if factor.damping != settings.gptq.damping:
+        notes.append(f"{name}: damping raised from {settings.gptq.damping:g} to {factor.damping:g}")
+    return quantize_gptq(weight, known.inputs, scheme, settings.gptq, factor=factor, name=name)
+
+
+def _relative_error(
+    errors: torch.Tensor, weight: torch.Tensor, known: GroupStatistics | None, name: str
+) -> float:
+    if known is None:
+        lost, whole = errors.square().sum(), weight.square().sum()
+    else:
+        hessian = known.inputs.hessian
+        lost, whole = ((errors @ hessian) * errors).sum(), ((weight @ hessian) * weight).sum()
+    error = float(lost / whole) if float(whole) > 0 else float(lost)
+    if not 0 <= error < float("inf"):
+        raise ModelError(f"the error of quantizing {name} is not finite", found=error)
+    return error
