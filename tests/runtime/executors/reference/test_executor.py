@@ -193,6 +193,19 @@ def test_chunks_read_the_rounded_keys_that_whole_prompts_read(tiny_model: MakeMo
     np.testing.assert_allclose(chunked, whole, atol=1e-4)
 
 
+def test_soft_capped_attention_reads_the_cache_as_whole_prompts_do(tiny_model: MakeModel) -> None:
+    source = tiny_model("llama untied").weights
+    layers = tuple(
+        replace(layer, attention=replace(layer.attention, logit_softcap=3.0)) for layer in source.plan.layers
+    )
+    executor = ReferenceExecutor(replace(source, plan=replace(source.plan, layers=layers)), CACHE, "float32")
+    tokens = random_tokens(10, 20)
+    whole = executor.execute([SequenceStep(tokens, 0, range(5))]).copy()
+    executor.execute([SequenceStep(tokens[:19], 0, range(9, 14), "none")])
+    decoded = executor.execute([SequenceStep(tokens[19:], 19, range(9, 14))])
+    np.testing.assert_allclose(decoded, whole, atol=1e-4)
+
+
 def test_a_checkpoint_folder_gives_the_logits_that_transformers_reads_from_it(tiny_llama: Path) -> None:
     from transformers import AutoModelForCausalLM
 
