@@ -154,10 +154,10 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """Plan one step; empty only when there is no request at all. Blocks for it are held on return."""
-        chunks, preempted = self._schedule_decodes()
+        chunks = self._decodes()
         tokens = self._config.max_num_batched_tokens - len(chunks)
         scored = self._config.max_scored_tokens
-        for request in self._prefills(admit=not preempted):
+        for request in self._prefills():
             length = min(request.num_remaining, tokens)
             if request.score_prompt:
                 length = min(length, scored)
@@ -207,10 +207,9 @@ class Scheduler:
                 problems.append(f"{request.request_id} holds {spare} blocks beyond its computed tokens")
         return problems
 
-    def _schedule_decodes(self) -> tuple[list[Chunk], bool]:
-        """One token for each request that needs just one; True when a request had to give up its blocks."""
+    def _decodes(self) -> list[Chunk]:
+        """One token for each request that needs just one, preempting the newest when blocks run out."""
         chunks: list[Chunk] = []
-        preempted = False
         index = 0
         while index < len(self._running):  # preemption shortens the list from its end
             request = self._running[index]
@@ -218,13 +217,12 @@ class Scheduler:
             if request.num_remaining != 1:
                 continue
             while not self._grow(request):
-                preempted = True
                 self._preempt_newest()
                 if request.state is not RequestState.RUNNING:
                     break
             else:
                 chunks.append(self._chunk(request, 1))
-        return chunks, preempted
+        return chunks
 
     def _grow(self, request: Request) -> bool:
         """Hold a block for each known token; False when none is free."""
@@ -243,10 +241,10 @@ class Scheduler:
         self._num_preemptions += 1
         self._waiting.appendleft(request)
 
-    def _prefills(self, *, admit: bool) -> Iterator[Request]:
+    def _prefills(self) -> Iterator[Request]:
         """Requests with a prompt to compute, oldest first; waiting ones enter as they are asked for."""
         yield from [request for request in self._running if request.num_remaining > 1]
-        while admit and self._waiting and len(self._running) < self._config.max_num_seqs:
+        while self._waiting and len(self._running) < self._config.max_num_seqs:
             request = self._waiting[0]
             # Each running request may need a block in the next step: entering
             # on the last ones would only have the newcomer thrown out again.

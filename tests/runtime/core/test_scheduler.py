@@ -84,6 +84,15 @@ def test_no_more_requests_run_than_max_num_seqs() -> None:
     assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
 
 
+def test_nobody_enters_on_the_blocks_that_running_requests_need_next() -> None:
+    """Three blocks are held, one is free: a prompt of one block would only be thrown out again."""
+    scheduler = make_scheduler(num_blocks=4, block_size=4)
+    scheduler.add(make_request("a", 10, max_tokens=4))
+    run_step(scheduler)
+    scheduler.add(make_request("b", 2, max_tokens=2))
+    assert [name for _ in range(4) for name, *_ in run_step(scheduler)] == ["a", "a", "a", "b"]
+
+
 def test_a_waiting_request_holds_no_blocks_while_the_budget_is_spent() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=4)
     scheduler.add(make_request("a", 8))

@@ -13,6 +13,7 @@ from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.errors import InternalError, RequestError
 from gristmill.runtime.outputs import FinishReason
 from gristmill.runtime.sampling.params import SamplingParams
+from gristmill.runtime.server.metrics import Metrics, ModelMetrics
 
 MakeEngine = Callable[..., LLMEngine]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -70,6 +71,21 @@ def test_the_bound_counts_what_the_thread_has_not_seen_yet(make_engine: MakeEngi
         for stream in streams:
             await read(stream)
         assert await read(engine.submit("fourth", [request])) == {(0, 0): ("one", "stop")}
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_finished_requests_leave_nothing_behind(make_engine: MakeEngine) -> None:
+    async def main() -> None:
+        metrics = ModelMetrics(Metrics(), "m")
+        engine = AsyncEngine(make_engine(), metrics)
+        request = engine.engine.prepare("x", SamplingParams(n=2, max_tokens=3))
+        for index in range(3):
+            await read(engine.submit(str(index), [request, request]))
+        assert not engine._streams
+        assert not metrics._timings
+        assert engine.stats().num_waiting == 0
         await engine.close()
 
     asyncio.run(main())

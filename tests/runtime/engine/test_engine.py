@@ -150,6 +150,30 @@ def test_logprobs_of_the_prompt_cover_every_token_but_the_first(make_engine: Mak
     assert pieces == whole
 
 
+def test_a_scored_prompt_shares_its_steps_with_others(
+    make_engine: MakeEngine, greedy_tokens: Callable[..., list[int]]
+) -> None:
+    """Rows of three kinds in one step: one for a decode, many for the scored prompt, one for a prompt."""
+    scoring = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+    expected = generate(make_engine(), "hello world", scoring).prompt_logprobs
+    engine = make_engine()
+    engine.add_request("before", engine.prepare("x", GREEDY))
+    deltas = engine.step()
+    engine.add_request("r", engine.prepare("hello world", scoring))
+    engine.add_request("after", engine.prepare("yz", GREEDY))
+    deltas += run(engine)
+    assert collect(deltas).prompt_logprobs == expected
+    for request_id, prompt in (("before", b"x"), ("after", b"yz")):
+        assert list(collect(deltas, request_id).outputs[0].token_ids) == greedy_tokens(list(prompt), 12)
+
+
+def test_text_held_for_a_stop_string_is_shown_when_the_answer_ends_otherwise(make_engine: MakeEngine) -> None:
+    for max_tokens, text, reason in ((4, "abcd", "length"), (20, "abcd", "stop")):
+        params = SamplingParams(temperature=0.0, stop=("cdX",), max_tokens=max_tokens)
+        output = generate(make_engine("parrot"), "abcd\n", params).outputs[0]
+        assert (output.text, output.finish_reason) == (text, reason)
+
+
 def test_scoring_alone_generates_nothing(make_engine: MakeEngine) -> None:
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
     result = generate(make_engine(), "hello", params)
