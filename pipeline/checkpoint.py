@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
@@ -13,32 +14,41 @@ from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.scheme import QuantizedTensor
 from gristmill.runtime.sources.base import ModelSource, Tensor
 
-__all__ = ["CHECKPOINT", "write_verified"]
+__all__ = ["CHECKPOINT", "WrittenCheckpoint", "write_verified"]
 
 CHECKPOINT = "checkpoint"
 _CODE = ("gristmill.runtime.formats", "gristmill.runtime.packing", "gristmill.runtime.safetensors_writer")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCheckpoint:
+    """A Hugging Face folder and the key of the stage that wrote it."""
+
+    folder: Path
+    key: str
 
 
 def write_verified(
     source: ModelSource,
     quantized: Mapping[str, QuantizedTensor],
     dense: Mapping[str, Tensor],
+    *,
     format: FormatName,
     quantize_key: str,
     stages: StageCache,
-) -> tuple[Path, str]:
-    """The checkpoint folder and its stage key, written now or by an earlier build.
+) -> WrittenCheckpoint:
+    """The checkpoint of a quantize stage in one format, written now or by an earlier build.
 
     A folder that an interrupted build left is written again from the start.
     Raises IntegrityError if what is read back differs, StorageError.
     """
     key = stage_key("checkpoint", {"quantize": quantize_key, "format": format}, code_version(_CODE))
     if (done := stages.finished("checkpoint", key)) is not None:
-        return done / CHECKPOINT, key
+        return WrittenCheckpoint(done / CHECKPOINT, key)
     with stages.open("checkpoint", key) as stage:
         folder = stage.folder / CHECKPOINT
         if folder.exists():
             shutil.rmtree(folder)
         write_checkpoint(folder, source, quantized, dense, format)
         verify_checkpoint(folder, quantized, dense)
-        return stage.finish() / CHECKPOINT, key
+        return WrittenCheckpoint(stage.finish() / CHECKPOINT, key)

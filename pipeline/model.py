@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from gristmill.recipes.layers import LayerChoice, assign_layers
+from gristmill.recipes.layers import assign_schemes
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.checkpoint import plan_shapes
 from gristmill.runtime.errors import ModelError
 from gristmill.runtime.model_plan import ModelPlan
-from gristmill.runtime.scheme import ScaleDtype
+from gristmill.runtime.scheme import QuantScheme, ScaleDtype
 from gristmill.runtime.sources.base import ModelSource
 from gristmill.runtime.sources.hf_folder import require_unquantized
 from gristmill.runtime.sources.open import open_source
@@ -25,12 +25,12 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildModel:
-    """The source model, its plan and tokenizer, and what each of its linears becomes."""
+    """The source model, its plan and tokenizer, and each linear's scheme (None: left as it is)."""
 
     source: ModelSource
     plan: ModelPlan
     tokenizer: Tokenizer
-    choices: Mapping[str, LayerChoice | None]
+    schemes: Mapping[str, QuantScheme | None]
 
     @property
     def size_bytes(self) -> int:
@@ -50,8 +50,8 @@ def open_model(recipe: Recipe) -> BuildModel:
     plan = plan_model(source.config)
     _require_tensors(source, plan)
     shapes = {linear.name: (linear.in_features, linear.out_features) for linear in plan.linears}
-    choices = assign_layers(shapes, recipe.quantize, scale_dtype=cast(ScaleDtype, plan.dtype))
-    return BuildModel(source, plan, Tokenizer.from_files(source.side_files(), source.config), choices)
+    schemes = assign_schemes(shapes, recipe.quantize, scale_dtype=cast(ScaleDtype, plan.dtype))
+    return BuildModel(source, plan, Tokenizer.from_files(source.side_files(), source.config), schemes)
 
 
 def _require_tensors(source: ModelSource, plan: ModelPlan) -> None:

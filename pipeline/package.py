@@ -25,6 +25,7 @@ from gristmill.pipeline.validate.result import ValidationResult
 from gristmill.recipes.resolve import resolved_dict, resolved_yaml
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.files import canonical_json, write_atomic
+from gristmill.runtime.formats.select import FormatName
 from gristmill.runtime.scheme import QuantScheme
 
 __all__ = ["Built", "package"]
@@ -39,7 +40,7 @@ class Built:
     model: BuildModel
     model_digest: str
     samples: TokenSamples | None
-    checkpoints: Mapping[str, Path]
+    checkpoints: Mapping[FormatName, Path]
     errors: Mapping[str, float]
     proof: Proof
     gates: Sequence[GateResult]
@@ -67,7 +68,7 @@ def package(recipe: Recipe, built: Built, store: Store, record: BuildRecord) -> 
 
 
 def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
-    schemes = {name: choice.scheme for name, choice in built.model.choices.items() if choice is not None}
+    schemes = {name: scheme for name, scheme in built.model.schemes.items() if scheme is not None}
     samples, validation = built.samples, built.proof.validation
     worst = sorted(built.errors.items(), key=lambda item: (-item[1], item[0]))[:_WORST_LAYERS]
     return m.Manifest(
@@ -75,13 +76,15 @@ def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
         name=recipe.name,
         files={},
         lineage=m.Lineage(
-            base_model=m.SourceModel(resolved_dict(recipe)["model"], built.model.source.revision, built.model_digest),
+            base_model=m.SourceModel(
+                resolved_dict(recipe)["model"], built.model.source.revision, built.model_digest
+            ),
             parent=None,
             recipe=f"sha256:{recipe_sha256}",
             calibration=m.Calibration(samples.digest, samples.prompts, samples.tokens) if samples else None,
         ),
         schemes=m.group_schemes(schemes),
-        skipped=tuple(sorted(name for name, choice in built.model.choices.items() if choice is None)),
+        skipped=tuple(sorted(name for name, scheme in built.model.schemes.items() if scheme is None)),
         bits_per_weight=_bits_per_weight(built.model, schemes),
         base_size_bytes=built.model.size_bytes,
         engines=(built.proof.engine,),

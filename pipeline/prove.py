@@ -13,6 +13,7 @@ from gristmill.artifacts.engines import REFERENCE
 from gristmill.artifacts.golden import read_golden, write_golden
 from gristmill.artifacts.manifest import Engine, GoldenProof
 from gristmill.calibration.samples import TokenSamples
+from gristmill.pipeline.checkpoint import WrittenCheckpoint
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.pipeline.validate.compare import compare_models
 from gristmill.pipeline.validate.data import HeldOut
@@ -56,8 +57,7 @@ class Proof:
 
 
 def prove(
-    checkpoint: Path,
-    checkpoint_key: str,
+    written: WrittenCheckpoint,
     original: Callable[[], LogitsSource],
     held_out: Sequence[HeldOut],
     calibration: TokenSamples | None,
@@ -68,16 +68,24 @@ def prove(
 ) -> Proof:
     """Validate and record golden prompts, or take what an earlier build of the same inputs measured.
 
-    `original` opens the source model; `inputs` is what, beside the checkpoint,
-    determines the result. Golden logits come from float32 compute, and the
+    `original` opens the source model; `inputs` is what, beside the checkpoint and
+    the data, determines the result. Golden logits come from float32 compute, and the
     engine that serves must reproduce them. Gates are not judged here.
     """
-    key = stage_key("validate", {**inputs, "checkpoint": checkpoint_key}, code_version(_CODE))
+    tokens = [(entry.name, entry.samples.digest) for entry in held_out]
+    seen = None if calibration is None else calibration.digest
+    key = stage_key(
+        "validate",
+        {**inputs, "checkpoint": written.key, "held_out": tokens, "golden": golden, "calibration": seen},
+        code_version(_CODE),
+    )
     if (done := stages.finished("validate", key)) is not None:
         return _read(done)
     with stages.open("validate", key) as stage:
-        prompts = _record(checkpoint, golden)
-        executor = _load(checkpoint, [*golden, *(w for entry in held_out for w in entry.windows)], _COMPUTE)
+        prompts = _record(written.folder, golden)
+        executor = _load(
+            written.folder, [*golden, *(w for entry in held_out for w in entry.windows)], _COMPUTE
+        )
         engine = _self_test(executor, prompts)
         validation = None
         if held_out:

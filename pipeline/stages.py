@@ -92,15 +92,22 @@ class OpenStage:
 
 
 class StageCache:
-    """Finished and half-done stages below `root`. Safe for any number of processes."""
+    """Finished and half-done stages below `root`. Safe for any number of processes.
+
+    `reused` names the stages that were found finished.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.reused: set[str] = set()
 
     def finished(self, stage: str, key: str) -> Path | None:
         """The folder of a finished stage, every byte compared with its index; None if absent or damaged."""
         folder = self.root / stage / key
-        return folder if folder.is_dir() and _is_sound(folder) else None
+        if not (folder.is_dir() and _is_sound(folder)):
+            return None
+        self.reused.add(stage)
+        return folder
 
     @contextmanager
     def open(self, stage: str, key: str) -> Iterator[OpenStage]:

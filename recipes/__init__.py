@@ -1,7 +1,7 @@
 """Recipes: what a build is told, read from YAML and checked."""
 
 from gristmill.recipes.gates import METRICS, Gate
-from gristmill.recipes.layers import LayerChoice, assign_layers, assign_schemes
+from gristmill.recipes.layers import assign_schemes
 from gristmill.recipes.load import load_recipe, parse_recipe
 from gristmill.recipes.presets import preset_names
 from gristmill.recipes.quantize import AwqSettings, GptqSettings, Override, QuantizeSettings
@@ -23,7 +23,6 @@ __all__ = [
     "Gate",
     "GoldenSettings",
     "GptqSettings",
-    "LayerChoice",
     "Override",
     "PromptSet",
     "QuantizeSettings",
@@ -31,7 +30,6 @@ __all__ = [
     "ValidationData",
     "ValidationGates",
     "ValidationSettings",
-    "assign_layers",
     "assign_schemes",
     "load_recipe",
     "parse_recipe",

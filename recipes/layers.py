@@ -6,23 +6,14 @@ import difflib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.recipes.patterns import matching
-from gristmill.recipes.quantize import Method, QuantizeSettings
+from gristmill.recipes.quantize import QuantizeSettings
 from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.scheme import QuantScheme, ScaleDtype, fitting_group_sizes
 
-__all__ = ["LayerChoice", "assign_layers", "assign_schemes"]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerChoice:
-    """What one layer becomes and how."""
-
-    scheme: QuantScheme
-    method: Method
+__all__ = ["assign_schemes"]
 
 
 def assign_schemes(
@@ -32,19 +23,7 @@ def assign_schemes(
     head: str = "lm_head",
     scale_dtype: ScaleDtype = "bfloat16",
 ) -> dict[str, QuantScheme | None]:
-    """The scheme of each linear, None where it is skipped; see `assign_layers`."""
-    choices = assign_layers(linear_shapes, settings, head=head, scale_dtype=scale_dtype)
-    return {name: None if choice is None else choice.scheme for name, choice in choices.items()}
-
-
-def assign_layers(
-    linear_shapes: Mapping[str, tuple[int, int]],
-    settings: QuantizeSettings,
-    *,
-    head: str = "lm_head",
-    scale_dtype: ScaleDtype = "bfloat16",
-) -> dict[str, LayerChoice | None]:
-    """The scheme and method of each linear, None where it is skipped.
+    """The scheme of each linear, None where it is skipped.
 
     `linear_shapes` maps names to (in, out) features. `head` is the output
     projection: patterns may name it whether or not it is among the linears,
@@ -63,14 +42,14 @@ def assign_layers(
         ]
     )
     skipped = {name for pattern in settings.skip for name in matches[pattern]}
-    choices = {
-        name: None if name in skipped else _choice(name, matches, settings, scale_dtype)
+    schemes = {
+        name: None if name in skipped else _scheme(name, matches, settings, scale_dtype)
         for name in linear_shapes
     }
-    if not any(choices.values()):
+    if not any(schemes.values()):
         raise RecipeError("quantize.skip", found="every layer", expected="some layer left to quantize")
-    _refuse(_groups_that_do_not_divide(linear_shapes, choices))
-    return choices
+    _refuse(_groups_that_do_not_divide(linear_shapes, schemes))
+    return schemes
 
 
 def _match_all(names: Sequence[str], settings: QuantizeSettings) -> dict[str, tuple[str, ...]]:
@@ -78,20 +57,18 @@ def _match_all(names: Sequence[str], settings: QuantizeSettings) -> dict[str, tu
     return {pattern: matching(pattern, names) for pattern in patterns}
 
 
-def _choice(
+def _scheme(
     name: str, matches: Mapping[str, Sequence[str]], settings: QuantizeSettings, scale_dtype: ScaleDtype
-) -> LayerChoice:
+) -> QuantScheme:
     values: dict[str, Any] = {
         "bits": settings.bits,
         "group_size": settings.group_size,
         "symmetric": settings.symmetric,
-        "method": settings.method,
     }
     for override in settings.overrides:
         if any(name in matches[pattern] for pattern in override.match):
             values |= override.changes
-    method: Method = values.pop("method")
-    return LayerChoice(QuantScheme(**values, scale_dtype=scale_dtype), method)
+    return QuantScheme(**values, scale_dtype=scale_dtype)
 
 
 def _refuse(faults: Iterable[str]) -> None:
@@ -150,12 +127,12 @@ def _unskipped_head(
 
 
 def _groups_that_do_not_divide(
-    linear_shapes: Mapping[str, tuple[int, int]], choices: Mapping[str, LayerChoice | None]
+    linear_shapes: Mapping[str, tuple[int, int]], schemes: Mapping[str, QuantScheme | None]
 ) -> Iterator[str]:
     layers: dict[int, list[str]] = defaultdict(list)
-    for name, choice in choices.items():
-        if choice is not None and choice.scheme.group_size != -1:
-            layers[choice.scheme.group_size].append(name)
+    for name, scheme in schemes.items():
+        if scheme is not None and scheme.group_size != -1:
+            layers[scheme.group_size].append(name)
     for size, names in layers.items():
         failing = [name for name in names if linear_shapes[name][0] % size]
         if failing:

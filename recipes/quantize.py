@@ -59,7 +59,6 @@ class Override(BaseModel):
     bits: Bits | None = Field(default=None, description="4 or 8")
     group_size: GroupSize | None = Field(default=None, description="input columns that share a scale")
     symmetric: bool | None = Field(default=None, description="whether the zero point is fixed")
-    method: Method | None = Field(default=None, description="rtn, gptq or awq")
 
     @field_validator("match", mode="before")
     @classmethod
@@ -78,9 +77,10 @@ class GptqSettings(BaseModel):
     model_config = _CONFIG
 
     damping: float = Field(
-        default=0.01, gt=0, lt=1, description="share of the mean diagonal added to the Hessian"
+        default=0.01, gt=0, le=1, description="share of the mean diagonal added to the Hessian"
     )
     act_order: bool = Field(default=True, description="quantize the columns of the largest inputs first")
+    search_grid: bool = Field(default=True, description="choose each range by its weighted error")
 
 
 class AwqSettings(BaseModel):
@@ -88,8 +88,8 @@ class AwqSettings(BaseModel):
 
     model_config = _CONFIG
 
-    grid: int = Field(default=20, ge=1, le=100, description="scale exponents tried between 0 and 1")
-    clip: bool = Field(default=True, description="search a clipping range for each group")
+    exponents: int = Field(default=20, ge=1, le=100, description="steps of the scale search")
+    search_clip: bool = Field(default=True, description="search a clipping range for each group")
 
 
 def _missing_without_scheme(info: ValidationInfo) -> Any:
@@ -145,7 +145,7 @@ class QuantizeSettings(BaseModel):
         for override in overrides:
             if not override.changes:
                 raise refusal(
-                    "bits, group_size, symmetric or method",
+                    "bits, group_size or symmetric",
                     found=f"no setting for {', '.join(override.match)}",
                 )
         return overrides
@@ -153,19 +153,13 @@ class QuantizeSettings(BaseModel):
     @field_validator("gptq", "awq")
     @classmethod
     def _settings_of_used_methods(cls, value: Any, info: ValidationInfo) -> Any:
-        """Defaults for a method in use; settings of a method that no layer uses are refused."""
-        if not {"method", "overrides"} <= info.data.keys():
+        """Defaults for the method in use; settings of another method are refused."""
+        if "method" not in info.data:
             return value
-        used = {info.data["method"], *(override.method for override in info.data["overrides"])}
-        if info.field_name in used:
+        if info.field_name == info.data["method"]:
             return value or (GptqSettings() if info.field_name == "gptq" else AwqSettings())
         if value is not None:
             raise refusal(
-                f"no {info.field_name} block", found=f"settings of {info.field_name}, which no layer uses"
+                f"no {info.field_name} block", found=f"settings of {info.field_name}, which is not the method"
             )
         return None
-
-    @property
-    def methods(self) -> frozenset[str]:
-        """Every method that some layer may use."""
-        return frozenset({self.method, *(override.method for override in self.overrides if override.method)})

@@ -143,7 +143,7 @@ class GoldenSettings(BaseModel):
     model_config = _CONFIG
 
     prompts: InputFile | None = Field(
-        default=None, description="file of chats; else the first validation data"
+        default=None, description="file of prompts; else the start of held-out windows"
     )
     count: int = Field(default=4, ge=1, le=64, description="prompts stored")
 
@@ -186,10 +186,10 @@ class Recipe(BaseModel):
     @field_validator("quantize")
     @classmethod
     def _prompts_for_methods(cls, quantize: QuantizeSettings, info: ValidationInfo) -> QuantizeSettings:
-        needing = sorted(quantize.methods - {"rtn"})
-        if needing and "calibration" in info.data and info.data["calibration"] is None:
+        if quantize.method != "rtn" and "calibration" in info.data and info.data["calibration"] is None:
             raise refusal(
-                "a calibration block, or the method rtn", found=f"the method {needing[0]} without calibration"
+                "a calibration block, or the method rtn",
+                found=f"the method {quantize.method} without calibration",
             )
         return quantize
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch is loaded
+
 ROOT = Path(__file__).parent.parent
 
 

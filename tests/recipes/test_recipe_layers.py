@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.recipes.layers import assign_layers, assign_schemes
+from gristmill.recipes.layers import assign_schemes
 from gristmill.recipes.patterns import matching
 from gristmill.recipes.quantize import QuantizeSettings
 from gristmill.runtime.errors import RecipeError
@@ -56,15 +56,15 @@ def test_overrides_that_do_not_disagree_add_up() -> None:
     chosen = settings(
         overrides=(
             {"match": "*.down_proj", "bits": 8, "group_size": 128},
-            {"match": ("model.layers.1.mlp.down_proj", "*.o_proj"), "method": "rtn", "symmetric": True},
+            {"match": ("model.layers.1.mlp.down_proj", "*.o_proj"), "symmetric": True},
         )
     )
-    choices = assign_layers(SHAPES, chosen)
-    both, down = choices["model.layers.1.mlp.down_proj"], choices["model.layers.0.mlp.down_proj"]
+    schemes = assign_schemes(SHAPES, chosen)
+    both, down = schemes["model.layers.1.mlp.down_proj"], schemes["model.layers.0.mlp.down_proj"]
     assert both is not None
     assert down is not None
-    assert (both.scheme, both.method) == (QuantScheme(8, 128, symmetric=True), "rtn")
-    assert (down.scheme, down.method) == (QuantScheme(8, 128, symmetric=False), "awq")
+    assert both == QuantScheme(8, 128, symmetric=True)
+    assert down == QuantScheme(8, 128, symmetric=False)
 
 
 @pytest.mark.parametrize(

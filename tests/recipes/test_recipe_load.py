@@ -203,16 +203,16 @@ ONE_FAULT = {
         "recipe.yaml:11: quantize.group_size; found number 0; "
         "expected a positive number, or -1 for one group a row",
     ),
-    "settings of a method that nothing uses": (
+    "settings of a method that is not used": (
         "  group_size: 64",
         "  group_size: 64\n  gptq: {damping: 0.1}",
-        "recipe.yaml:12: quantize.gptq; found settings of gptq, which no layer uses; expected no gptq block",
+        "recipe.yaml:12: quantize.gptq; found settings of gptq, which is not the method; expected no gptq block",
     ),
     "an override without effect": (
         "  group_size: 64",
         '  group_size: 64\n  overrides:\n    - match: "*.down_proj"',
         "recipe.yaml:12: quantize.overrides; found no setting for *.down_proj; "
-        "expected bits, group_size, symmetric or method",
+        "expected bits, group_size or symmetric",
     ),
     "a pattern that is no regular expression": (
         "  group_size: 64",

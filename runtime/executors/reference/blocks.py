@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+import ml_dtypes
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ __all__ = [
     "linear",
     "rms_norm",
     "rotary_tables",
+    "to_numpy",
     "to_torch",
     "visible",
 ]
@@ -71,6 +73,13 @@ def to_torch(array: Tensor) -> torch.Tensor:
         raise UnsupportedError(
             "tensor type", found=array.dtype.name, expected="float32, float16, bfloat16 or integers"
         ) from error
+
+
+def to_numpy(tensor: torch.Tensor) -> Tensor:
+    """Inverse of `to_torch`, sharing memory."""
+    if tensor.dtype is torch.bfloat16:
+        return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return np.asarray(tensor.numpy())
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -1,0 +1,157 @@
+"""The quantize stage: walk the blocks, keep each finished one, continue at the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from gristmill.artifacts.manifest import Determinism
+from gristmill.calibration.blocks import load_block
+from gristmill.calibration.samples import TokenSamples
+from gristmill.calibration.walk import BlockWalk
+from gristmill.pipeline.model import BuildModel
+from gristmill.pipeline.progress import Progress
+from gristmill.pipeline.quantize.block import (
+    BlockResult,
+    QuantizeSettings,
+    quantize_block,
+    served_weights,
+)
+from gristmill.pipeline.quantize.layer_file import LazyTensors, layer_path, read_layer, write_layer
+from gristmill.pipeline.stages import StageCache, code_version, stage_key
+from gristmill.runtime.errors import IntegrityError
+from gristmill.runtime.executors.reference.blocks import to_numpy
+from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+from gristmill.runtime.settings import Compute
+from gristmill.runtime.sources.base import Tensor
+
+__all__ = ["QuantizedModel", "quantize_key", "quantize_model", "walk_compute"]
+
+
+_CODE = (
+    "gristmill.calibration",
+    "gristmill.pipeline.prepare",
+    "gristmill.pipeline.quantize",
+    "gristmill.runtime.architectures",
+    "gristmill.runtime.executors.reference.blocks",
+    "gristmill.runtime.scheme",
+    "gristmill.runtime.sources",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedModel:
+    """All finished layers: codes read on demand, changed plain tensors, and what each linear lost."""
+
+    tensors: LazyTensors
+    dense: Mapping[str, Tensor]
+    errors: Mapping[str, float]
+    notes: tuple[str, ...]
+
+
+def quantize_key(
+    model_digest: str, samples: TokenSamples | None, settings: QuantizeSettings, contract: Determinism
+) -> str:
+    """The stage key: model, tokens, settings, and under what the arithmetic repeats to the bit."""
+    inputs = {
+        "model": model_digest,
+        "samples": None if samples is None else samples.digest,
+        "settings": asdict(settings),
+        "contract": asdict(contract),
+    }
+    return stage_key("quantize", inputs, code_version(_CODE))
+
+
+def quantize_model(
+    model: BuildModel,
+    samples: TokenSamples | None,
+    settings: QuantizeSettings,
+    stages: StageCache,
+    key: str,
+    progress: Progress,
+) -> QuantizedModel:
+    """Quantize every block under the stage key `key`, beginning behind those that are finished.
+
+    Raises ModelError, naming the linear, for NaN and Inf wherever they arise.
+    """
+    layers = model.plan.layers
+    if (done := stages.finished("quantize", key)) is not None:
+        return _collect(model, done)
+    with stages.open("quantize", key) as stage:
+        progress.stage("quantize", len(layers), "layers")
+        finished = _finished_layers(stage.folder, len(layers))
+        if finished:
+            progress.skip(finished)
+            progress.note(f"continuing behind layer {finished} of {len(layers)}")
+        for layer, result in _results(model, samples, settings, stage.folder, finished):
+            write_layer(layer_path(stage.folder, layer.index), result)
+            progress.advance()
+        return _collect(model, stage.finish())
+
+
+def _results(
+    model: BuildModel, samples: TokenSamples | None, settings: QuantizeSettings, folder: Path, finished: int
+) -> Iterator[tuple[LayerPlan, BlockResult]]:
+    """The results of the layers behind the first `finished`, which only carry the samples on."""
+    if finished == len(model.plan.layers):
+        return
+    if samples is None:
+        dtype: torch.dtype = getattr(torch, model.plan.dtype)
+        for layer in model.plan.layers[finished:]:
+            yield layer, quantize_block(layer, load_block(model.source, layer, dtype), None, settings)
+        return
+    walk = BlockWalk(
+        model.plan,
+        model.source,
+        samples.sequences,
+        compute=walk_compute(model.plan),
+        follow_original=settings.correct_drift,
+    )
+    for layer in model.plan.layers:
+        weights = load_block(model.source, layer, walk.dtype)
+        if layer.index < finished:
+            walk.advance(layer, served_weights(weights, read_layer(layer_path(folder, layer.index))), weights)
+            continue
+        step = walk.enter(layer, weights)
+        result = quantize_block(layer, weights, step, settings)
+        yield layer, result
+        if layer.index + 1 < len(model.plan.layers):
+            step.leave(served_weights(weights, result))
+
+
+def walk_compute(plan: ModelPlan) -> Compute:
+    """The walk's number format: bfloat16 models as they are, all others without loss."""
+    return "bfloat16" if plan.dtype == "bfloat16" else "float32"
+
+
+def _finished_layers(folder: Path, total: int) -> int:
+    """How many layers from the first on are whole; later ones without an earlier one do not count."""
+    for index in range(total):
+        path = layer_path(folder, index)
+        if not path.exists():
+            return index
+        try:
+            read_layer(path)
+        except IntegrityError:
+            path.unlink()
+            return index
+    return total
+
+
+def _collect(model: BuildModel, folder: Path) -> QuantizedModel:
+    files: dict[str, Path] = {}
+    dense: dict[str, Tensor] = {}
+    dtype: torch.dtype = getattr(torch, model.plan.dtype)
+    errors: dict[str, float] = {}
+    notes: list[str] = []
+    for layer in model.plan.layers:
+        path = layer_path(folder, layer.index)
+        result = read_layer(path)
+        files |= dict.fromkeys(result.quantized, path)
+        dense |= {name: to_numpy(tensor.to(dtype)) for name, tensor in result.dense.items()}
+        errors |= result.errors
+        notes += result.notes
+    return QuantizedModel(LazyTensors(files), dense, errors, tuple(notes))

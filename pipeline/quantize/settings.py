@@ -1,0 +1,26 @@
+"""From a recipe's words to the quantizers' settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gristmill.pipeline.quantize.awq import AwqSettings
+from gristmill.pipeline.quantize.block import QuantizeSettings
+from gristmill.pipeline.quantize.gptq import GptqSettings
+from gristmill.recipes import quantize as recipe
+from gristmill.runtime.scheme import QuantScheme
+
+__all__ = ["quantize_settings"]
+
+
+def quantize_settings(
+    settings: recipe.QuantizeSettings, schemes: Mapping[str, QuantScheme | None]
+) -> QuantizeSettings:
+    """What `quantize_block` needs; a method that is not used keeps its defaults."""
+    gptq, awq = settings.gptq, settings.awq
+    return QuantizeSettings(
+        method=settings.method,
+        schemes=dict(schemes),
+        gptq=GptqSettings(**gptq.model_dump()) if gptq else GptqSettings(),
+        awq=AwqSettings(**awq.model_dump()) if awq else AwqSettings(),
+    )

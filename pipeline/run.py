@@ -1,0 +1,96 @@
+"""The story of a build: from a recipe to an artifact in the store.
+
+Every stage takes what an earlier build of the same inputs has finished, so a
+build that was interrupted continues, and one that is repeated only looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+
+from gristmill.artifacts.artifact import Artifact
+from gristmill.artifacts.store import Store
+from gristmill.pipeline.calibrate import calibrate
+from gristmill.pipeline.checkpoint import write_verified
+from gristmill.pipeline.environment import build_threads, determinism_contract, peak_memory, using_threads
+from gristmill.pipeline.golden_prompts import golden_prompts
+from gristmill.pipeline.model import open_model
+from gristmill.pipeline.package import Built, package
+from gristmill.pipeline.plan import plan_memory, require_memory
+from gristmill.pipeline.progress import Progress, SilentProgress
+from gristmill.pipeline.prove import prove
+from gristmill.pipeline.quantize.run import quantize_key, quantize_model
+from gristmill.pipeline.quantize.settings import quantize_settings
+from gristmill.pipeline.record import StageClock
+from gristmill.pipeline.stages import StageCache
+from gristmill.pipeline.validate.data import load_held_out
+from gristmill.pipeline.validate.gates import evaluate_gates, require_gates
+from gristmill.pipeline.validate.original import OriginalLogits
+from gristmill.pipeline.validate.overlap import refuse_shared_records
+from gristmill.recipes.schema import Recipe
+
+__all__ = ["build"]
+
+
+def build(
+    recipe: Recipe, store: Store, *, progress: Progress | None = None, memory_limit: int | None = None
+) -> Artifact:
+    """Run a recipe and point its tag at the artifact.
+
+    Everything that can be known early fails early: the recipe's files, the
+    model's tensors, group sizes, prompts, held-out data and memory are checked
+    before a weight is read. Raises the errors of `gristmill.runtime.errors`;
+    finished stages stay in the store.
+    """
+    tell = progress or SilentProgress()
+    contract = determinism_contract(build_threads())
+    stages = StageCache(store.layout.stages)
+    clock = StageClock(stages)
+    with using_threads(contract.threads):
+        with clock.stage("load"):
+            model = open_model(recipe)
+            digest = model.source.digest()
+        with clock.stage("calibrate"):
+            samples = calibrate(recipe.calibration, model, digest, stages) if recipe.calibration else None
+            held_out = load_held_out(recipe.validation.data, model.tokenizer) if recipe.validation else ()
+            if samples is not None:
+                refuse_shared_records(held_out, samples)
+            golden = golden_prompts(recipe, model.tokenizer, held_out)
+        for warning in samples.warnings if samples else ():
+            tell.note(f"calibration: {warning}")
+        memory = plan_memory(model, samples, held_out)
+        tell.note(memory.line())
+        require_memory(memory, memory_limit)
+        with clock.stage("quantize"):
+            settings = quantize_settings(recipe.quantize, model.schemes)
+            key = quantize_key(digest, samples, settings, contract)
+            quantized = quantize_model(model, samples, settings, stages, key, tell)
+        for note in quantized.notes:
+            tell.note(note)
+        with clock.stage("checkpoint"):
+            write = partial(write_verified, model.source, quantized.tensors, quantized.dense, stages=stages)
+            checkpoints = {
+                name: write(format=name, quantize_key=key) for name in (recipe.checkpoint, *recipe.compile)
+            }
+        with clock.stage("validate"):
+            tell.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
+            proof = prove(
+                checkpoints[recipe.checkpoint],
+                partial(OriginalLogits, model.plan, model.source),
+                held_out,
+                samples,
+                golden,
+                {"model": digest, "contract": asdict(contract)},
+                stages,
+                tell.advance,
+            )
+            gates = recipe.validation.gates.all if recipe.validation else ()
+            results = evaluate_gates(gates, proof.validation.metrics) if proof.validation else ()
+            require_gates(results, quantized.errors)
+        with clock.stage("package"):
+            paths = {name: written.folder for name, written in checkpoints.items()}
+            built = Built(model, digest, samples, paths, quantized.errors, proof, results, contract)
+            artifact = package(recipe, built, store, clock.record(memory.total))
+    tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
+    return artifact

@@ -1,0 +1,81 @@
+"""Logits of the original model, one decoder block in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from gristmill.calibration.blocks import load_block, load_tensor
+from gristmill.pipeline.validate.logits import Sequences
+from gristmill.runtime.executors.reference.blocks import (
+    causal_attention,
+    decoder_block,
+    rms_norm,
+    rotary_tables,
+)
+from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+from gristmill.runtime.settings import Compute
+from gristmill.runtime.sources.base import ModelSource
+
+__all__ = ["OriginalLogits"]
+
+
+class OriginalLogits:
+    """A `LogitsSource` over a model's own tensors, for models larger than memory.
+
+    All sequences go through a block together before the next is loaded, so
+    that peak memory is one block, the embedding or head, and one hidden state
+    a token.
+    """
+
+    def __init__(self, plan: ModelPlan, source: ModelSource, compute: Compute = "bfloat16") -> None:
+        self._plan = plan
+        self._source = source
+        self._dtype: torch.dtype = getattr(torch, compute)
+
+    def logits(self, sequences: Sequences, rows: int) -> Iterator[NDArray[np.float32]]:
+        """See `LogitsSource`. Raises ModelError for a tensor that is missing, misshapen or not finite."""
+        hidden = self._embed(sequences)
+        for layer in self._plan.layers:
+            hidden = self._through(layer, hidden)
+        norm = self._load(f"{self._plan.final_norm.name}.weight", (self._plan.final_norm.size,))
+        head = self._load(self._plan.head_weight, (self._plan.vocab_size, self._plan.hidden_size))
+        for states in hidden:
+            for start in range(0, len(states), rows):
+                yield self._project(states[start : start + rows], norm, head)
+
+    @torch.inference_mode()
+    def _embed(self, sequences: Sequences) -> list[torch.Tensor]:
+        shape = (self._plan.vocab_size, self._plan.hidden_size)
+        embedding = self._load(f"{self._plan.embedding}.weight", shape)
+        return [embedding[torch.tensor(sequence)] for sequence in sequences]
+
+    @torch.inference_mode()
+    def _through(self, layer: LayerPlan, hidden: list[torch.Tensor]) -> list[torch.Tensor]:
+        weights = load_block(self._source, layer, self._dtype)
+        rope = layer.attention.rope
+        longest = torch.arange(max(map(len, hidden)))
+        tables = None if rope is None else rotary_tables(rope, longest, self._dtype)
+        return [
+            decoder_block(
+                layer,
+                weights,
+                states,
+                None if tables is None else (tables[0][: len(states)], tables[1][: len(states)]),
+                causal_attention,
+            )
+            for states in hidden
+        ]
+
+    @torch.inference_mode()
+    def _project(self, states: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> NDArray[np.float32]:
+        normed = rms_norm(states, norm, self._plan.final_norm.eps)
+        logits: NDArray[np.float32] = F.linear(normed, head).float().numpy()
+        return logits
+
+    def _load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return load_tensor(self._source, name, shape, self._dtype)
