@@ -44,18 +44,21 @@ def sample(logits: NDArray[np.float32], state: SamplerState) -> SampledToken:
 
 
 def _choose(logits: NDArray[np.float32], state: SamplerState) -> int:
-    best = logits[logits.argmax()]  # argmax finds a NaN wherever it stands
-    if not np.isfinite(best):
+    best = int(logits.argmax())  # finds a NaN wherever it stands
+    if not np.isfinite(logits[best]):
+        found = logits[best]
         raise InternalError(
-            "the model's logits are not finite", found=best, hint="the weights may be damaged"
+            "the model's logits are not finite", found=found, hint="the weights may be damaged"
         )
+    if state.params.is_greedy and not state.adjusts:
+        return best
     row = logits.astype(np.float64)
     state.adjust(row)
-    token_id = int(row.argmax())
-    if row[token_id] == -np.inf:
+    best = int(row.argmax())
+    if row[best] == -np.inf:
         raise RequestError("these settings leave no token to choose", field="min_tokens")
     if state.params.is_greedy:
-        return token_id
+        return best
     token_ids, probabilities = filter_tokens(row, state.params)
     return int(token_ids[_draw(probabilities, state.uniform())])
 
@@ -65,17 +68,20 @@ def filter_tokens(logits: Floats, params: SamplingParams) -> tuple[NDArray[np.in
 
     Temperature, min-p, top-k and top-p in this order, each on what the last one left, as in vLLM.
     """
+    scaled = logits - logits.max()
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
-        scaled = (logits - logits.max()) / params.temperature
+        scaled /= params.temperature
     token_ids = np.arange(logits.size)
     if params.min_p > 0.0:
         token_ids = np.flatnonzero(scaled >= np.log(params.min_p))
-    if 0 < params.top_k < token_ids.size:
-        token_ids = token_ids[_largest(scaled[token_ids], params.top_k)]
-    probabilities = np.exp(scaled[token_ids])
+        scaled = scaled[token_ids]
+    if 0 < params.top_k < scaled.size:
+        kept = _largest(scaled, params.top_k)
+        token_ids, scaled = token_ids[kept], scaled[kept]
+    probabilities = np.exp(scaled, out=scaled)
     if params.top_p < 1.0:
         kept = _largest(probabilities, _nucleus_size(probabilities, params.top_p))
-        return token_ids[kept], probabilities[kept]
+        token_ids, probabilities = token_ids[kept], probabilities[kept]
     return token_ids, probabilities
 
 
@@ -97,15 +103,15 @@ def _nucleus_size(probabilities: Floats, top_p: float) -> int:
 def _draw(probabilities: Floats, uniform: float) -> int:
     """Invert the cumulative distribution, over blocks and then inside one; never the index of a zero."""
     starts = np.arange(0, probabilities.size, _BLOCK)
-    sums = np.add.reduceat(probabilities, starts)
-    target = uniform * float(sums.sum())
-    block = _invert(sums, target)
+    cumulative = np.cumsum(np.add.reduceat(probabilities, starts))
+    target = uniform * float(cumulative[-1])
+    block = _invert(cumulative, target)
+    before = float(cumulative[block - 1]) if block else 0.0
     inside = probabilities[starts[block] : starts[block] + _BLOCK]
-    return int(starts[block]) + _invert(inside, target - float(sums[:block].sum()))
+    return int(starts[block]) + _invert(np.cumsum(inside), target - before)
 
 
-def _invert(weights: Floats, target: float) -> int:
+def _invert(cumulative: Floats, target: float) -> int:
     """The first index whose cumulative weight exceeds `target`, or if rounding leaves none, the last."""
-    cumulative = np.cumsum(weights)
     index = int(np.searchsorted(cumulative, target, side="right"))
     return min(index, int(np.searchsorted(cumulative, cumulative[-1], side="left")))

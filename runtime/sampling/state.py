@@ -61,19 +61,23 @@ class SamplerState:
         bits = int(np.random.Philox(key=self._key, counter=counter).random_raw())
         return float((bits >> 11) * 2.0**-53)
 
-    def adjust(self, logits: NDArray[np.float64]) -> bool:
-        """Change a row in place: minimum length, logit bias, then penalties, as vLLM orders them.
+    @property
+    def adjusts(self) -> bool:
+        """True when `adjust` has something to change."""
+        return self._too_short or self._bias_ids.size > 0 or self.params.has_penalties
 
-        False when these settings ask for no change.
-        """
-        too_short = self._num_output < self.params.min_tokens
-        if too_short:
+    def adjust(self, logits: NDArray[np.float64]) -> None:
+        """Change a row in place: minimum length, logit bias, then penalties, as vLLM orders them."""
+        if self._too_short:
             logits[self._end_token_ids] = -np.inf
         if self._bias_ids.size:
             logits[self._bias_ids] += self._bias
         if self.params.has_penalties:
             self._penalize(logits)
-        return too_short or self.params.has_penalties or self._bias_ids.size > 0
+
+    @property
+    def _too_short(self) -> bool:
+        return self._num_output < self.params.min_tokens
 
     def _penalize(self, logits: NDArray[np.float64]) -> None:
         """Repetition (CTRL, Keskar et al. 2019) over prompt and output, the others over the output alone."""
