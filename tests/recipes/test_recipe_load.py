@@ -206,7 +206,8 @@ ONE_FAULT = {
     "settings of a method that is not used": (
         "  group_size: 64",
         "  group_size: 64\n  gptq: {damping: 0.1}",
-        "recipe.yaml:12: quantize.gptq; found settings of gptq, which is not the method; expected no gptq block",
+        "recipe.yaml:12: quantize.gptq; found settings of gptq, which is not the method; "
+        "expected no gptq block",
     ),
     "an override without effect": (
         "  group_size: 64",

@@ -50,42 +50,40 @@ def create_app() -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with the contract's code (see `gristmill.runtime.errors`)."""
-    # Threads that spin at a barrier stall as soon as a neighbour takes a core: prefill went from 0.5 s to 10 s.
+    # Threads that spin at a barrier stall when a neighbour takes a core: prefill went from 0.5 s to 10 s.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    code = _run(list(sys.argv[1:] if arguments is None else arguments))
-    sys.stdout.flush()
-    sys.exit(code)
+    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(create_app())
     try:
-        with storage_errors(Path.cwd()):
-            result = command.main(arguments, prog_name="gristmill", standalone_mode=False)
+        # Not `command.main`, which turns interrupts, EOFError and closed pipes into codes of its own.
+        with storage_errors(Path.cwd()), command.make_context("gristmill", arguments) as context:
+            command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
     except GristmillError as error:
         print_error(error)
         return error.exit_code
     except (Abort, KeyboardInterrupt):
-        return _interrupted()
+        say("interrupted: finished work is kept, the same command continues there")
+        return EXIT_INTERRUPTED
     except TyperException as error:
         return _usage(error)
     except BrokenPipeError:
+        # The reader has had enough, as in `gristmill list | head`; keep Python quiet about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it is ours
         return _internal(error)
-    return result if isinstance(result, int) else EXIT_DONE
+    return EXIT_DONE
 
 
 def _usage(error: TyperException) -> int:
     message = error.format_message()
     say(message if message.startswith("Usage:") else f"error: {message}; see gristmill --help")
     return EXIT_INPUT
-
-
-def _interrupted() -> int:
-    say("interrupted: finished work is kept, the same command continues there")
-    return EXIT_INTERRUPTED
 
 
 def _internal(error: Exception) -> int:

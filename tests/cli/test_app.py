@@ -1,0 +1,48 @@
+"""How the command ends: help, closed pipes, faults of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gristmill.cli import look
+
+
+def test_help_lists_every_command_and_exits_0(gristmill) -> None:
+    outcome = gristmill("--help")
+    assert outcome.code == 0
+    for name in ("build", "list", "inspect", "verify", "chat", "generate", "serve"):
+        assert name in outcome.out
+
+
+def test_no_argument_shows_how_to_use_it(gristmill) -> None:
+    outcome = gristmill()
+    assert outcome.code == 2
+    assert "Usage: gristmill" in outcome.err
+
+
+def test_an_empty_store_lists_nothing(gristmill) -> None:
+    assert gristmill("list", "--json").out.strip() == "[]"
+
+
+def test_a_fault_of_ours_exits_4_in_one_line(gristmill, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(store: object) -> None:
+        raise ZeroDivisionError("by\nzero")
+
+    monkeypatch.setattr(look, "listing", fail)
+    outcome = gristmill("list")
+    assert outcome.code == 4
+    assert "fault of ours: ZeroDivisionError: by zero" in outcome.err.splitlines()[0]
+    assert "Traceback" not in outcome.err
+
+
+def test_a_reader_that_leaves_early_is_no_error(store: Path) -> None:
+    command = (
+        f"{sys.executable} -m gristmill.cli.app list --json --store {store} | true; exit ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
