@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from gristmill.runtime.engine import LLMEngine
+from gristmill.runtime.tokenizer import Tokenizer
 
 MakeEngine = Callable[..., LLMEngine]
 Serve = Callable[..., Any]
@@ -145,6 +146,18 @@ def test_c30_no_part_of_a_stop_string_is_streamed(url: str) -> None:
     assert "".join(stream) == "ABC"
     assert pieces(url, prompt="ABCDEFGX\n", stop="DEFGHIJ")[3:] != []
     assert "".join(pieces(url, prompt="ABCDEFGX\n", stop="DEFGHIJ")) == "ABCDEFGX"
+
+
+def test_c33_a_start_token_is_never_added_twice(
+    make_engine: MakeEngine, serve: Serve, start_tokenizer: Tokenizer
+) -> None:
+    server = serve(m=make_engine("hash", tokenizer=start_tokenizer))
+    plain = post(server.url, prompt="hello").json()
+    message = {"role": "user", "content": "hello"}
+    body = {"model": "m", "messages": [message], "max_tokens": 1}
+    chat = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
+    assert plain["usage"]["prompt_tokens"] == 1 + len("hello")
+    assert chat["usage"]["prompt_tokens"] == 1 + len("hello\n")
 
 
 def test_c44_gauges_return_to_zero_when_everything_is_aborted(make_engine: MakeEngine, serve: Serve) -> None:

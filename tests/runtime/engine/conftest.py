@@ -125,8 +125,8 @@ def byte_alphabet() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def byte_tokenizer_files() -> dict[str, bytes]:
-    """A tokenizer whose token ids are bytes; 256 ends a text, 257 is special without a meaning."""
+def byte_tokenizer_files(*, adds_start: bool = False) -> dict[str, bytes]:
+    """A tokenizer whose token ids are bytes; 256 ends a text, 257 starts one if `adds_start`."""
     specials = {"<|end|>": EOS, "<|start|>": START}
     vocabulary = {character: byte for byte, character in enumerate(byte_alphabet())} | specials
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -135,7 +135,7 @@ def byte_tokenizer_files() -> dict[str, bytes]:
         | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         for content, token_id in specials.items()
     ]
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": added,
         "pre_tokenizer": byte_level,
@@ -146,6 +146,18 @@ def byte_tokenizer_files() -> dict[str, bytes]:
         "eos_token": "<|end|>",
         "chat_template": "{% for message in messages %}{{ message['content'] }}\n{% endfor %}",
     }
+    if adds_start:
+        tokenizer["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "<|start|>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<|start|>": {"id": "<|start|>", "ids": [START], "tokens": ["<|start|>"]}},
+        }
+        settings["bos_token"] = "<|start|>"
+        settings["chat_template"] = "{{ bos_token }}" + settings["chat_template"]
     files = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}
     return {name: json.dumps(value).encode() for name, value in files.items()}
 
@@ -154,6 +166,12 @@ def byte_tokenizer_files() -> dict[str, bytes]:
 def byte_tokenizer() -> Tokenizer:
     """Token ids are bytes; a chat is its messages' contents, one a line."""
     return Tokenizer.from_files(byte_tokenizer_files(), {})
+
+
+@pytest.fixture(scope="session")
+def start_tokenizer() -> Tokenizer:
+    """As `byte_tokenizer`; it and the chat template both put a start token first."""
+    return Tokenizer.from_files(byte_tokenizer_files(adds_start=True), {})
 
 
 @pytest.fixture(scope="session")
@@ -168,11 +186,12 @@ def make_engine(byte_tokenizer: Tokenizer) -> Callable[..., LLMEngine]:
         delay: float = 0.0,
         gate: threading.Event | None = None,
         fail_on: int | None = None,
+        tokenizer: Tokenizer = byte_tokenizer,
         **settings: Any,
     ) -> LLMEngine:
         cache = KVCacheConfig(num_blocks, block_size, "float32")
         model = CacheModel(RULES[rule], cache, delay=delay, gate=gate, fail_on=fail_on)
-        return LLMEngine(model, byte_tokenizer, EngineSettings(compute="float32", **settings))
+        return LLMEngine(model, tokenizer, EngineSettings(compute="float32", **settings))
 
     return make
 

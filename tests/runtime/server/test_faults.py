@@ -121,6 +121,34 @@ def test_one_of_several_prompts_that_fails_frees_the_others(
     wait_until(lambda: engine.stats().num_free_blocks == 64)
 
 
+def test_a_fault_in_the_front_end_is_a_500_and_no_more(
+    make_engine: MakeEngine, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted bug: no real request is known to cause one."""
+    engine = make_engine("parrot")
+    server = serve(m=engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "prepare", lambda *args, **options: 1 / 0)
+        failed = post(server.url)
+    assert (failed.status_code, failed.json()["error"]["type"]) == (500, "server_error")
+    assert post(server.url).status_code == 200
+
+
+def test_health_tells_that_an_engine_is_gone(
+    make_engine: MakeEngine, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted faults that end the engine's thread."""
+    dying = make_engine("parrot")
+    server = serve(m=dying, other=make_engine("parrot"))
+    for name in ("step", "fail"):
+        monkeypatch.setattr(dying, name, lambda *args: 1 / 0)
+    assert post(server.url).status_code == 500
+    wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+    assert httpx.get(f"{server.url}/health").json() == {"status": "unhealthy", "models": ["m"]}
+    assert post(server.url).status_code == 503
+    assert post(server.url, model="other").status_code == 200
+
+
 def test_a_drain_lets_running_requests_finish(make_engine: MakeEngine, serve: Callable[..., Any]) -> None:
     engine = make_engine("parrot", delay=0.02)
     server = serve(m=engine)
