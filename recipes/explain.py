@@ -88,7 +88,7 @@ def _fault(document: Document, details: ErrorDetails) -> Fault:
     if kind == "extra_forbidden":
         return _unknown(document, key)
     value = details["input"]
-    found = context.get("found") or found_text(value)
+    found = context.get("found") or _found_text(value)
     hint = context.get("hint")
     if kind == REFUSAL:
         expected = str(context["expected"])
@@ -160,7 +160,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def found_text(value: Any) -> str:
+def _found_text(value: Any) -> str:
     """A value as a fault report shows it."""
     if isinstance(value, bool):
         return str(value).lower()

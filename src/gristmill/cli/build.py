@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from gristmill import facade
 from gristmill.artifacts.inspect import inspection
-from gristmill.cli.options import JsonOption, StoreOption, open_store
+from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.cli.output import print_json, say
 from gristmill.cli.progress import ConsoleProgress
-from gristmill.recipes.load import load_recipe
-from gristmill.runtime.errors import InputError, UnsupportedError
+from gristmill.pipeline.report.line import report_line
+from gristmill.runtime.errors import InputError
 
 __all__ = ["build", "parse_size"]
 
@@ -34,17 +35,11 @@ def build(
     as_json: JsonOption = False,
 ) -> None:
     """Calibrate, quantize, validate and package, continuing where an earlier run stopped."""
-    loaded = load_recipe(recipe, overrides or ())
     limit = parse_size(memory) if memory is not None else None
-    try:
-        from gristmill.pipeline.report.line import report_line
-        from gristmill.pipeline.run import build as run_build
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"building needs {error.name}", hint="install it with pip install 'gristmill[build]'"
-        ) from error
     with ConsoleProgress() as progress:
-        artifact = run_build(loaded, open_store(store), progress=progress, memory_limit=limit)
+        artifact = facade.build(
+            recipe, overrides=overrides or (), store=store, progress=progress, memory_limit=limit
+        )
     say(report_line(artifact.manifest))
     if as_json:
         print_json(inspection(artifact))

@@ -18,8 +18,9 @@ from gristmill.cli.engine_options import (
     engine_folder,
     engine_settings,
 )
-from gristmill.cli.options import JsonOption, StoreOption, open_store
+from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.cli.output import say
+from gristmill.facade import default_store
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.llm import LLM
 from gristmill.runtime.outputs import RequestOutput
@@ -53,7 +54,7 @@ def chat(
 ) -> None:
     """Ask one question, or hold a conversation."""
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    folder = engine_folder(open_store(store), ref)
+    folder = engine_folder(default_store(store), ref)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     with LLM(folder, engine_settings(compute, max_model_len, memory)) as llm:
         for question in [prompt] if prompt is not None else _questions():
@@ -85,7 +86,7 @@ def generate(
     """Answer every prompt of a file; one JSON line each on stdout, or one document with --json."""
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     rows = _read_prompts(prompts)
-    folder = engine_folder(open_store(store), ref)
+    folder = engine_folder(default_store(store), ref)
     with LLM(folder, engine_settings(compute, max_model_len, memory)) as llm:
         prompts_read = [_as_prompt(llm, row) for row in rows]
         answers = [_row(output) for output in llm.generate(prompts_read, params)]

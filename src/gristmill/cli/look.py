@@ -8,8 +8,9 @@ import typer
 
 from gristmill.artifacts.inspect import damage, inspection, listing
 from gristmill.artifacts.verify import require_verified
-from gristmill.cli.options import JsonOption, StoreOption, open_store
+from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.cli.output import human_bytes, print_fields, print_json, print_table, say
+from gristmill.facade import default_store
 
 __all__ = ["inspect", "list_artifacts", "verify"]
 
@@ -20,7 +21,7 @@ RefArgument = Annotated[
 
 def list_artifacts(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the artifacts of the store."""
-    opened = open_store(store)
+    opened = default_store(store)
     rows = listing(opened)
     if as_json:
         print_json(rows)
@@ -44,7 +45,7 @@ def list_artifacts(store: StoreOption = None, as_json: JsonOption = False) -> No
 
 def inspect(ref: RefArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show what an artifact is, how it was made and how good it is."""
-    found = inspection(open_store(store).resolve(ref))
+    found = inspection(default_store(store).resolve(ref))
     if as_json:
         print_json(found)
     else:
@@ -53,7 +54,7 @@ def inspect(ref: RefArgument, store: StoreOption = None, as_json: JsonOption = F
 
 def verify(ref: RefArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Compare every byte of an artifact with its manifest."""
-    artifact = open_store(store).resolve(ref)
+    artifact = default_store(store).resolve(ref)
     report = require_verified(artifact)
     if as_json:
         print_json({"digest": report.digest, "files": report.files, "size_bytes": report.size_bytes})

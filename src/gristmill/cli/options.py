@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gristmill.artifacts.store import Store
-
-__all__ = ["JsonOption", "StoreOption", "open_store"]
+__all__ = ["JsonOption", "StoreOption"]
 
 StoreOption = Annotated[
     Path | None,
@@ -19,8 +16,3 @@ StoreOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
-
-def open_store(path: Path | None) -> Store:
-    """The store that a command works on."""
-    return Store(path or Path(os.environ.get("GRISTMILL_STORE") or "~/.cache/gristmill"))

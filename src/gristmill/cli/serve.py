@@ -13,7 +13,8 @@ from gristmill.cli.engine_options import (
     engine_folder,
     engine_settings,
 )
-from gristmill.cli.options import JsonOption, StoreOption, open_store
+from gristmill.cli.options import JsonOption, StoreOption
+from gristmill.facade import default_store
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.server.run import run_server
 
@@ -42,6 +43,6 @@ def serve(
     if not 0 <= grace < float("inf"):
         raise InputError("--grace", found=grace, expected="seconds, 0 or more")
     settings = engine_settings(compute, max_model_len, memory, max_num_seqs)
-    opened = open_store(store)
+    opened = default_store(store)
     folders = [engine_folder(opened, ref) for ref in refs]
     run_server(folders, host, port, settings, grace_seconds=grace, json_ready=as_json)

@@ -1,0 +1,88 @@
+"""The Python interface: REFs and recipes in, the layers' own objects out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gristmill.artifacts.artifact import Artifact
+from gristmill.artifacts.engines import open_engine
+from gristmill.artifacts.store import Store
+from gristmill.pipeline.progress import Progress
+from gristmill.recipes.load import load_recipe
+from gristmill.runtime import llm as runtime
+from gristmill.runtime.errors import UnsupportedError
+from gristmill.runtime.outputs import RequestOutput
+from gristmill.runtime.sampling.params import SamplingParams
+from gristmill.runtime.settings import EngineSettings
+
+__all__ = ["LLM", "build", "default_store"]
+
+
+def default_store(path: str | Path | None = None) -> Store:
+    """The store at `path`, else at `$GRISTMILL_STORE`, else at `~/.cache/gristmill`."""
+    return Store(Path(path or os.environ.get("GRISTMILL_STORE") or "~/.cache/gristmill"))
+
+
+def build(
+    recipe: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    store: str | Path | None = None,
+    progress: Progress | None = None,
+    memory_limit: int | None = None,
+) -> Artifact:
+    """Run a recipe, a file or a shipped name, and return the artifact; finished stages are reused.
+
+    `overrides` are `a.b=value` texts, as for `--set`; `memory_limit` is in
+    bytes. Raises the errors of `gristmill.errors`.
+    """
+    loaded = load_recipe(recipe, overrides)
+    try:
+        from gristmill.pipeline.run import build as run_build
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"building needs {error.name}", hint="install it with pip install 'gristmill[build]'"
+        ) from error
+    return run_build(loaded, default_store(store), progress=progress, memory_limit=memory_limit)
+
+
+class LLM:
+    """An artifact in this process, for offline use. Close it, or use it as a context manager."""
+
+    def __init__(
+        self, ref: str, *, store: str | Path | None = None, settings: EngineSettings | None = None
+    ) -> None:
+        """Load and prove the artifact that `ref` means (name, name:tag, name@sha256:..., a folder)."""
+        self._llm = runtime.LLM(open_engine(default_store(store).resolve(ref)), settings)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts, texts or token ids, in their order."""
+        return self._llm.generate(prompts, params)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one chat, or several, rendered by the model's own template."""
+        return self._llm.chat(messages, params)
+
+    def close(self) -> None:
+        """Free the model; calling it again has no effect."""
+        self._llm.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
