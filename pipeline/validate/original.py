@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,6 +23,8 @@ from gristmill.runtime.settings import Compute
 from gristmill.runtime.sources.base import ModelSource
 
 __all__ = ["OriginalLogits"]
+
+_BATCH_TOKENS = 4096
 
 
 class OriginalLogits:
@@ -44,7 +47,7 @@ class OriginalLogits:
             hidden = self._through(layer, hidden)
         norm = self._load(f"{self._plan.final_norm.name}.weight", (self._plan.final_norm.size,))
         head = self._load(self._plan.head_weight, (self._plan.vocab_size, self._plan.hidden_size))
-        for states in hidden:
+        for states in itertools.chain.from_iterable(hidden):
             for start in range(0, len(states), rows):
                 yield self._project(states[start : start + rows], norm, head)
 
@@ -52,24 +55,18 @@ class OriginalLogits:
     def _embed(self, sequences: Sequences) -> list[torch.Tensor]:
         shape = (self._plan.vocab_size, self._plan.hidden_size)
         embedding = self._load(f"{self._plan.embedding}.weight", shape)
-        return [embedding[torch.tensor(sequence)] for sequence in sequences]
+        return [embedding[torch.tensor(batch)] for batch in _batches(sequences)]
 
     @torch.inference_mode()
     def _through(self, layer: LayerPlan, hidden: list[torch.Tensor]) -> list[torch.Tensor]:
         weights = load_block(self._source, layer, self._dtype)
         rope = layer.attention.rope
-        longest = torch.arange(max(map(len, hidden)))
-        tables = None if rope is None else rotary_tables(rope, longest, self._dtype)
-        return [
-            decoder_block(
-                layer,
-                weights,
-                states,
-                None if tables is None else (tables[0][: len(states)], tables[1][: len(states)]),
-                causal_attention,
-            )
-            for states in hidden
-        ]
+        output = []
+        for states in hidden:
+            positions = torch.arange(states.shape[1])
+            tables = None if rope is None else rotary_tables(rope, positions, self._dtype)
+            output.append(decoder_block(layer, weights, states, tables, causal_attention))
+        return output
 
     @torch.inference_mode()
     def _project(self, states: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> NDArray[np.float32]:
@@ -79,3 +76,11 @@ class OriginalLogits:
 
     def _load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return load_tensor(self._source, name, shape, self._dtype)
+
+
+def _batches(sequences: Sequences) -> Iterator[list[list[int]]]:
+    """Neighbours of equal length together, in order, up to `_BATCH_TOKENS` tokens."""
+    for length, group in itertools.groupby(sequences, key=len):
+        equal = [list(sequence) for sequence in group]
+        size = max(1, _BATCH_TOKENS // length)
+        yield from (equal[start : start + size] for start in range(0, len(equal), size))

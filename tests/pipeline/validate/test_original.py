@@ -1,0 +1,52 @@
+"""The original's logits, block by block, are those of the executor and of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.pipeline.validate.logits import ExecutorLogits
+from gristmill.pipeline.validate.original import OriginalLogits
+from gristmill.runtime.architectures import plan_model
+from gristmill.runtime.checkpoint import open_checkpoint
+from gristmill.runtime.executors.base import KVCacheConfig
+from gristmill.runtime.executors.reference.executor import ReferenceExecutor
+from gristmill.runtime.sources.open import open_source
+
+SEQUENCES = [list(range(3, 40)), [5], list(range(100, 170)), list(range(7, 44))]
+
+
+def original(folder: Path) -> OriginalLogits:
+    source = open_source(str(folder), folder)
+    return OriginalLogits(plan_model(source.config), source, "float32")
+
+
+@pytest.fixture(params=["tiny_llama", "tiny_llama_untied"])
+def folder(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+def test_logits_are_those_of_transformers(folder: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    oracle = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    chunks = list(original(folder).logits(SEQUENCES, rows=1000))
+    for sequence, logits in zip(SEQUENCES, chunks, strict=True):
+        with torch.inference_mode():
+            expected = oracle(torch.tensor([sequence])).logits[0].numpy()
+        np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def test_both_sources_yield_the_same_chunks(folder: Path) -> None:
+    executor = ReferenceExecutor(open_checkpoint(folder), KVCacheConfig(8, 16, "float32"), "float32")
+    pairs = zip(
+        original(folder).logits(SEQUENCES, rows=16),
+        ExecutorLogits(executor).logits(SEQUENCES, rows=16),
+        strict=True,
+    )
+    for block_by_block, served in pairs:
+        np.testing.assert_allclose(block_by_block, served, atol=1e-4)
