@@ -126,7 +126,7 @@ def _work_bytes(plan: ModelPlan, settings: EngineSettings) -> int:
 def _too_little(plan: MemoryPlan, blocks_per_context: int, *, limited: bool) -> GristmillError:
     needed = plan.weights + plan.work + blocks_per_context * plan.block_bytes
     fits = plan.num_blocks * plan.block_size
-    hint = f"max_model_len = {fits} would fit" if fits else "the weights alone do not fit"
+    hint = f"--max-model-len {fits} would fit" if fits else "the weights alone do not fit"
     kind = InputError if limited else OutsideError
     return kind(
         f"one request of {plan.max_model_len} tokens does not fit into memory",

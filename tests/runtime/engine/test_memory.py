@@ -76,9 +76,9 @@ def test_a_block_is_as_large_as_its_number_format(plan: ModelPlan, dtype: Any, b
 def test_too_little_memory_is_an_error_with_what_would_fit(plan: ModelPlan) -> None:
     enough = size(plan, 8000, max_num_seqs=1)
     short = (enough.weights + enough.work + enough.cache // 2) // MIB
-    with pytest.raises(OutsideError, match=r"max_model_len = \d+ would fit") as caught:
+    with pytest.raises(OutsideError, match=r"--max-model-len \d+ would fit") as caught:
         size(plan, short)
-    fits = int(str(caught.value).split("max_model_len = ")[1].split()[0])
+    fits = int(str(caught.value).split("--max-model-len ")[1].split()[0])
     assert size(plan, short, max_model_len=fits).max_model_len == fits
 
 
