@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gristmill.artifacts.names import folder_of
 from gristmill.runtime.errors import StorageError
-from gristmill.runtime.files import storage_errors
+from gristmill.runtime.files import make_folder
 
 __all__ = ["StoreLayout"]
 
@@ -57,8 +57,11 @@ class StoreLayout:
 
     def create(self) -> None:
         """Make the folders that are missing. Raises StorageError."""
+        self.require_folder()
+        for folder in (self.artifacts, self.blobs, self.tags, self.records, self.staging):
+            make_folder(folder)
+
+    def require_folder(self) -> None:
+        """Raise StorageError if something else than a folder stands where the store should be."""
         if self.root.exists() and not self.root.is_dir():
             raise StorageError(f"the store {self.root} is not a folder", hint="choose another --store")
-        with storage_errors(self.root):
-            for folder in (self.artifacts, self.blobs, self.tags, self.records, self.staging):
-                folder.mkdir(parents=True, exist_ok=True)

@@ -44,11 +44,13 @@ class Store:
         parsed = parse_ref(ref)
         if isinstance(parsed, FolderRef):
             return open_artifact(parsed.folder.resolve())
+        self.layout.require_folder()
         with reading(self.path):
             return find(self.layout, parsed)
 
     def list(self) -> tuple[ArtifactRow, ...]:
-        """Every tag and every untagged artifact; damaged ones are rows with a `fault`."""
+        """Every tag and untagged artifact; damaged ones are rows with a `fault`. Raises StorageError."""
+        self.layout.require_folder()
         with reading(self.path):
             return list_rows(self.layout)
 

@@ -43,6 +43,7 @@ def build(
     before a weight is read. Raises the errors of `gristmill.runtime.errors`;
     finished stages stay in the store.
     """
+    store.layout.create()
     tell = progress or SilentProgress()
     contract = determinism_contract(build_threads())
     stages = StageCache(store.layout.stages)

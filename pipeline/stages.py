@@ -26,7 +26,14 @@ from gristmill.artifacts.paths import read_tree
 from gristmill.artifacts.reading import read_bounded, reading
 from gristmill.artifacts.strict_json import parse_canonical, to_canonical
 from gristmill.runtime.errors import ArtifactError, InternalError
-from gristmill.runtime.files import canonical_json, fsync_folder, sha256_file, storage_errors, write_atomic
+from gristmill.runtime.files import (
+    canonical_json,
+    fsync_folder,
+    make_folder,
+    sha256_file,
+    storage_errors,
+    write_atomic,
+)
 
 __all__ = ["OpenStage", "StageCache", "code_version", "stage_key"]
 
@@ -117,8 +124,7 @@ class StageCache:
         BusyError if another build works on the same stage, StorageError.
         """
         final = self.root / stage / key
-        with storage_errors(final):
-            final.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(final.parent)
         lock = final.with_name(f"{key}.lock")
         hint = "wait for that build, or stop it and run again: what it finished is used"
         with exclusive_lock(lock, f"stage {stage} of this recipe", hint):

@@ -13,9 +13,27 @@ from typing import Any
 
 from gristmill.runtime.errors import StorageError
 
-__all__ = ["canonical_json", "fsync_folder", "sha256_file", "storage_errors", "write_atomic"]
+__all__ = [
+    "canonical_json",
+    "fsync_folder",
+    "make_folder",
+    "sha256_file",
+    "storage_errors",
+    "write_atomic",
+]
 
-_STORAGE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
+_STORAGE_ERRNOS = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 
 @contextmanager
@@ -29,6 +47,14 @@ def storage_errors(path: Path) -> Iterator[None]:
         reason = os.strerror(error.errno or 0)
         hint = "free some space or choose another --store" if error.errno == errno.ENOSPC else None
         raise StorageError(f"can't write {error.filename or path}", found=reason, hint=hint) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and its parents where they are missing. Raises StorageError for any reason."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"can't make the folder {folder}", found=os.strerror(error.errno or 0)) from error
 
 
 def fsync_folder(folder: Path) -> None:
