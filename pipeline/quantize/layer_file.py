@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,7 +18,7 @@ from gristmill.runtime.errors import IntegrityError
 from gristmill.runtime.files import write_atomic
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 
-__all__ = ["LazyTensors", "layer_path", "read_layer", "write_layer"]
+__all__ = ["LazyTensors", "layer_path", "read_layer", "read_linear", "write_layer"]
 
 _CODES, _SCALES, _ZEROS, _DENSE = "codes:", "scales:", "zeros:", "dense:"
 
@@ -46,23 +48,33 @@ def write_layer(path: Path, result: BlockResult) -> None:
 
 def read_layer(path: Path) -> BlockResult:
     """Inverse of `write_layer`. Raises IntegrityError if the file is damaged."""
+    with _opened(path) as (file, rest):
+        quantized = {name: _tensor(file, name, rest) for name in rest["schemes"]}
+        names = [key.removeprefix(_DENSE) for key in file.keys() if key.startswith(_DENSE)]  # noqa: SIM118
+        dense = {name: file.get_tensor(_DENSE + name) for name in names}
+        return BlockResult(quantized, dense, rest["errors"], tuple(rest["notes"]))
+
+
+def read_linear(path: Path, name: str) -> QuantizedTensor:
+    """One linear of a layer, without reading the others. Raises IntegrityError."""
+    with _opened(path) as (file, rest):
+        return _tensor(file, name, rest)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     try:
         with safe_open(path, framework="pt") as file:
-            rest = json.loads(file.metadata()["layer"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            yield file, json.loads(file.metadata()["layer"])
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"{path} is not a finished layer", found=error, hint="remove it") from error
-    quantized = {
-        name: QuantizedTensor(
-            QuantScheme.from_dict(scheme),
-            tensors[_CODES + name].numpy(),
-            tensors[_SCALES + name].numpy(),
-            tensors[_ZEROS + name].numpy() if _ZEROS + name in tensors else None,
-        )
-        for name, scheme in rest["schemes"].items()
-    }
-    dense = {name.removeprefix(_DENSE): t for name, t in tensors.items() if name.startswith(_DENSE)}
-    return BlockResult(quantized, dense, rest["errors"], tuple(rest["notes"]))
+
+
+def _tensor(file: Any, name: str, rest: Mapping[str, Any]) -> QuantizedTensor:
+    scheme = QuantScheme.from_dict(rest["schemes"][name])
+    zeros = None if scheme.symmetric else file.get_tensor(_ZEROS + name).numpy()
+    codes, scales = file.get_tensor(_CODES + name), file.get_tensor(_SCALES + name)
+    return QuantizedTensor(scheme, codes.numpy(), scales.numpy(), zeros)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,7 @@ class LazyTensors(Mapping[str, QuantizedTensor]):
     files: Mapping[str, Path]
 
     def __getitem__(self, name: str) -> QuantizedTensor:
-        return read_layer(self.files[name]).quantized[name]
+        return read_linear(self.files[name], name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
