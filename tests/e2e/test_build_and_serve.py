@@ -9,6 +9,9 @@ from pathlib import Path
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
+
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is a mill?"}]
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +60,11 @@ def test_verify_accepts_the_artifact_and_names_a_changed_file(built, tmp_path: P
 
 
 def test_a_served_chat_streams_what_it_answers_at_once(client: openai.OpenAI) -> None:
-    question = [{"role": "user", "content": "What is a mill?"}]
     (model,) = client.models.list().data
     assert model.id == "tiny"
-    whole = client.chat.completions.create(model="tiny", messages=question, max_tokens=12, temperature=0)
-    stream = client.chat.completions.create(
-        model="tiny", messages=question, max_tokens=12, temperature=0, stream=True
+    whole = client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=12, temperature=0)
+    stream: openai.Stream[ChatCompletionChunk] = client.chat.completions.create(
+        model="tiny", messages=QUESTION, max_tokens=12, temperature=0, stream=True
     )
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert "".join(pieces) == whole.choices[0].message.content
@@ -71,13 +73,12 @@ def test_a_served_chat_streams_what_it_answers_at_once(client: openai.OpenAI) ->
 
 
 def test_offline_chat_and_generate_answer_as_the_server_does(built, client, tmp_path: Path) -> None:
-    question = [{"role": "user", "content": "What is a mill?"}]
-    served = client.chat.completions.create(model="tiny", messages=question, max_tokens=8, temperature=0)
+    served = client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=8, temperature=0)
     expected = served.choices[0].message.content
     chat = built.run("chat", "tiny", "What is a mill?", "--max-tokens", 8, "--json")
     assert json.loads(chat.stdout)["text"] == expected
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"messages": question}) + "\n" + json.dumps({"prompt": "Once"}) + "\n")
+    prompts.write_text(json.dumps({"messages": QUESTION}) + "\n" + json.dumps({"prompt": "Once"}) + "\n")
     done = built.run("generate", "tiny", "--prompts", prompts, "--max-tokens", 8)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
