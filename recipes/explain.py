@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
@@ -96,7 +97,8 @@ def _fault(document: Document, details: ErrorDetails) -> Fault:
         expected, hint = _choice(str(context["expected"]).replace("'", ""), value)
     elif kind in _BOUNDS:
         name, phrase = _BOUNDS[kind]
-        expected = phrase.format(context[name])
+        bound = context[name]
+        expected = phrase.format(f"{bound:g}" if isinstance(bound, float) else bound)
     else:
         expected, hint = _type(kind, value, details["msg"])
     return Fault(document.origin(key), key, found, expected, hint)
@@ -154,10 +156,9 @@ def _type(kind: str, value: Any, message: str) -> tuple[str, str | None]:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return False
-    return True
 
 
 def _found_text(value: Any) -> str:

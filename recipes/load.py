@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,10 +47,10 @@ def parse_recipe(text: str, name: str, base: Path, overrides: Sequence[str] = ()
 
 
 def _find(source: str | Path) -> Path:
-    path = Path(source).expanduser()
-    if path.is_file():
+    path = Path(os.path.expanduser(source))
+    if os.path.isfile(path):
         return path
-    if path.is_dir():
+    if os.path.isdir(path):
         raise RecipeError(f"recipe {source}", found="a folder", expected="a .yaml file")
     if isinstance(source, Path) or path.suffix in _SUFFIXES or len(path.parts) > 1:
         raise RecipeError(f"recipe {source}", found="no such file", expected="a .yaml file or a shipped name")
@@ -57,12 +58,12 @@ def _find(source: str | Path) -> Path:
 
 
 def _read(path: Path) -> str:
-    if path.stat().st_size > MAX_BYTES:
-        raise RecipeError(
-            f"recipe {path}", found=f"{path.stat().st_size} bytes", expected=f"at most {MAX_BYTES}"
-        )
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise RecipeError(f"recipe {path}", found=f"{size} bytes", expected=f"at most {MAX_BYTES}")
     try:
         return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise RecipeError(f"can't read recipe {path}", found=error.strerror) from error
     except UnicodeDecodeError as error:
         raise RecipeError(
             f"recipe {path}", found=f"no UTF-8 at byte {error.start}", expected="UTF-8"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def _portable(path: Path, base: Path) -> str:
 
 def _portable_model(recipe: Recipe) -> str:
     """The model as written, but for a local path, which loses its machine."""
-    local = (recipe.base / Path(recipe.model).expanduser()).resolve()
-    if recipe.model.startswith("package:") or not local.exists():
+    local = recipe.base / os.path.expanduser(recipe.model)
+    if recipe.model.startswith("package:") or not os.path.exists(local):
         return recipe.model
-    return _portable(local, recipe.base)
+    return _portable(local.resolve(), recipe.base)

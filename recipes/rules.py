@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,15 +33,22 @@ def _existing_file(path: Path, info: ValidationInfo) -> Path:
     base = (info.context or {}).get("base")
     if base is None:
         return path
-    absolute = Path(base) / path.expanduser()
-    if not absolute.is_file():
+    absolute = Path(base) / os.path.expanduser(path)
+    # os.path answers False where the methods of Path raise: a name too long, a home that isn't known.
+    if not os.path.isfile(absolute):
+        what = "is not a file" if os.path.exists(absolute) else "does not exist"
         raise refusal(
-            "a file, relative to the recipe",
-            found=f"{path}, which does not exist"
-            if not absolute.exists()
-            else f"{path}, which is not a file",
+            "a file, relative to the recipe", found=f"{path}, which {what}", hint=_nearest_file(absolute)
         )
     return absolute.resolve()
+
+
+def _nearest_file(missing: Path) -> str | None:
+    """The file of the same folder whose name is most like that of `missing`."""
+    folder = missing.parent
+    names = [path.name for path in folder.iterdir() if path.is_file()] if os.path.isdir(folder) else []
+    close = difflib.get_close_matches(missing.name, names, n=1)
+    return f"did you mean {close[0]}?" if close else None
 
 
 InputFile = Annotated[Path, Field(strict=False), AfterValidator(_existing_file)]

@@ -110,6 +110,16 @@ ONE_FAULT = {
         "samples: 0",
         "recipe.yaml:7: calibration.samples; found number 0; expected at least 1",
     ),
+    "a share of nothing": (
+        "share: 0.6",
+        "share: 0",
+        "recipe.yaml:6: calibration.prompts.1.share; found number 0; expected a number above 0",
+    ),
+    "a number too large to be one": (
+        "share: 0.6",
+        "share: 1e999",
+        'recipe.yaml:6: calibration.prompts.1.share; found text "1e999"; expected a number',
+    ),
     "an unknown method with the nearest": (
         "method: awq",
         "method: gtpq",
@@ -157,12 +167,18 @@ ONE_FAULT = {
         "prompts/notes.txt",
         "prompts/nites.txt",
         "recipe.yaml:6: calibration.prompts.1.path; found prompts/nites.txt, which does not exist; "
-        "expected a file, relative to the recipe",
+        "expected a file, relative to the recipe; did you mean notes.txt?",
     ),
     "a folder for a file": (
         "prompts/notes.txt",
         "prompts",
         "recipe.yaml:6: calibration.prompts.1.path; found prompts, which is not a file; "
+        "expected a file, relative to the recipe",
+    ),
+    "a path that no file can have": (
+        "prompts/notes.txt",
+        "~nobody/" + "x" * 300,
+        f"recipe.yaml:6: calibration.prompts.1.path; found ~nobody/{'x' * 300}, which does not exist; "
         "expected a file, relative to the recipe",
     ),
     "a share on some files only": (
