@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from gristmill.calibration.samples import TokenSamples, samples_digest
@@ -65,17 +66,26 @@ def test_a_model_compared_with_itself_loses_nothing(tiny_llama: Path) -> None:
     assert result.metrics.perplexity_increase == 0.0
 
 
-def test_perplexity_is_that_of_transformers(tiny_llama: Path) -> None:
-    import torch
+def test_metrics_are_those_of_transformers_logits(tiny_llama: Path, tiny_llama_untied: Path) -> None:
+    data = held_out("a", 2, 50)
+    log_p, log_q = (transformers_log_probabilities(path, data) for path in (tiny_llama, tiny_llama_untied))
+    following = torch.tensor([window[1:] for window in data.windows])[..., None]
+    loss = -log_q[:, :-1].gather(-1, following)
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+    original, other = ExecutorLogits(executor(tiny_llama)), ExecutorLogits(executor(tiny_llama_untied))
+    metrics = compare_models(original, other, [data]).metrics
+    assert metrics.perplexity == pytest.approx(float(loss.mean().exp()), rel=1e-4)
+    assert metrics.kl_mean == pytest.approx(float(kl.mean()), rel=1e-4)
+    assert metrics.kl_p99 == pytest.approx(float(kl.flatten().quantile(0.99)), rel=1e-4)
+    assert metrics.top1_agreement == float((log_p.argmax(-1) == log_q.argmax(-1)).float().mean())
+
+
+def transformers_log_probabilities(folder: Path, data: HeldOut) -> torch.Tensor:
     from transformers import LlamaForCausalLM
 
-    data = held_out("a", 2, 50)
-    oracle = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
+    oracle = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
-        losses = [oracle(ids, labels=ids).loss for ids in torch.tensor(data.windows)[:, None]]
-    model = ExecutorLogits(executor(tiny_llama))
-    perplexity = compare_models(model, model, [data]).metrics.perplexity
-    assert perplexity == pytest.approx(float(torch.stack(losses).mean().exp()), rel=1e-4)
+        return torch.log_softmax(oracle(torch.tensor(data.windows)).logits.double(), dim=-1)
 
 
 def test_windows_longer_than_a_chunk_are_compared_at_the_right_positions() -> None:
