@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,38 +14,32 @@ __all__ = ["Batch", "make_batches"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Some of the sequences, `first` the position of the first among all.
+    """Some of the sequences, all of the sample or none.
 
-    tokens  int64 [B, T]
-    real    bool [B, T], false on padding; None if there is none
+    tokens   int64 [B, T]
+    real     bool [B, T], false on padding; None if there is none
+    sampled  whether what only needs a part of the sequences looks at these
 
     Padding stands on the right, so causal attention never lets a real token see it.
     """
 
-    first: int
     tokens: torch.Tensor
     real: torch.Tensor | None
+    sampled: bool
 
     def rows(self, values: torch.Tensor) -> torch.Tensor:
         """The rows [tokens, K] of `values` [B, T, K] that belong to real tokens."""
         return values.flatten(0, 1) if self.real is None else values[self.real]
 
-    def every(self, stride: int) -> torch.Tensor:
-        """Which of the sequences (int64 indices) have a position that `stride` divides."""
-        positions = torch.arange(self.first, self.first + len(self.tokens))
-        return (positions % stride == 0).nonzero().flatten()
 
-    def take(self, chosen: torch.Tensor) -> Batch:
-        """The batch of the `chosen` sequences alone."""
-        return Batch(self.first, self.tokens[chosen], None if self.real is None else self.real[chosen])
-
-
-def make_batches(sequences: Sequence[Sequence[int]], vocab_size: int, batch_tokens: int) -> tuple[Batch, ...]:
+def make_batches(
+    sequences: Sequence[Sequence[int]], vocab_size: int, batch_tokens: int, sample_every: int
+) -> tuple[Batch, ...]:
     """Batches of at most `batch_tokens` tokens, padding included, or of one sequence.
 
     Sequences are sorted, so the order they came in does not matter; empty ones
-    are left out. Raises PromptError if nothing is left or a token is not in the
-    vocabulary.
+    are left out; every `sample_every`-th is in the sample. Raises PromptError if
+    nothing is left or a token is not in the vocabulary.
     """
     ordered = sorted((tuple(sequence) for sequence in sequences if sequence), key=lambda s: (len(s), s))
     if not ordered:
@@ -58,20 +52,24 @@ def make_batches(sequences: Sequence[Sequence[int]], vocab_size: int, batch_toke
                 expected=f"0 to {vocab_size - 1}",
                 hint="the tokens were made with another model's tokenizer",
             )
-    batches: list[Batch] = []
+    sampled = ordered[::sample_every]
+    others = [sequence for position, sequence in enumerate(ordered) if position % sample_every]
+    return (*_split(sampled, batch_tokens, True), *_split(others, batch_tokens, False))
+
+
+def _split(ordered: Sequence[Sequence[int]], batch_tokens: int, sampled: bool) -> Iterator[Batch]:
     start = 0
     for end in range(1, len(ordered) + 1):
         if end == len(ordered) or (end + 1 - start) * len(ordered[end]) > batch_tokens:
-            batches.append(_pad(start, ordered[start:end]))
+            yield _pad(ordered[start:end], sampled)
             start = end
-    return tuple(batches)
 
 
-def _pad(first: int, sequences: Sequence[Sequence[int]]) -> Batch:
+def _pad(sequences: Sequence[Sequence[int]], sampled: bool) -> Batch:
     longest = len(sequences[-1])
     tokens = torch.zeros(len(sequences), longest, dtype=torch.int64)
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence)] = torch.tensor(sequence)
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     padded = int(lengths.min()) < longest
-    return Batch(first, tokens, torch.arange(longest) < lengths[:, None] if padded else None)
+    return Batch(tokens, torch.arange(longest) < lengths[:, None] if padded else None, sampled)

@@ -18,14 +18,19 @@ __all__ = ["Drift", "GroupStatistics"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drift:
-    """Cross moments with the input x of a group of linears; exactly one is given.
+    """Moments of the input x of a group of linears, over the samples whose original is followed.
+
+    hessian  float32 [K, K], mean of x x^T over these samples
+
+    and one of the cross moments
 
     inputs   float32 [K, K], mean of (x_original - x) x^T: the linears should
              give what they gave for the original input
-    outputs  float32 [N, K], mean of y x^T, y the output that brings the
-             residual stream back to the original's
+    outputs  float32 [N, K], mean of (y - W x) x^T: y is the output that brings
+             the residual stream back to the original's, W x the present one
     """
 
+    hessian: torch.Tensor
     inputs: torch.Tensor | None = None
     outputs: torch.Tensor | None = None
 

@@ -9,77 +9,92 @@ from __future__ import annotations
 
 import torch
 
-from gristmill.calibration.products import average_products
+from gristmill.calibration.products import average_lower_products, average_products
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.runtime.errors import InternalError, ModelError
 
-__all__ = ["CrossObserver", "InputObserver", "require_finite"]
+__all__ = ["InputObserver", "require_finite"]
 
 
 class InputObserver:
-    """Running statistics of the input that the linears called `name` read."""
+    """Running statistics of the input x that the linears called `name` read.
 
-    def __init__(self, name: str, features: int) -> None:
+    A batch may bring a second tensor, the gap, of `gap_features` columns: the
+    means of `gap x^T` and `x x^T` over such batches are kept too.
+    """
+
+    def __init__(self, name: str, features: int, gap_features: int = 0) -> None:
         self._name = name
-        self._tokens = 0
-        self._hessian = torch.zeros(features, features)
-        self._abs_mean = torch.zeros(features)
+        self._plain = _Moments(features, 0)
+        self._gapped = _Moments(features, gap_features)
+        self._abs_sum = torch.zeros(features, dtype=torch.float64)
         self._abs_max = torch.zeros(features)
 
-    def update(self, rows: torch.Tensor) -> None:
-        """Take in `rows` [T, K]. Raises ModelError if a value is NaN or infinite."""
-        count = rows.shape[0]
-        if count == 0:
+    def update(self, rows: torch.Tensor, gap: torch.Tensor | None = None) -> None:
+        """Take in `rows` [T, K] and with them `gap`, float32 [T, M].
+
+        For bfloat16 rows the gap too is multiplied as bfloat16: that rounding is
+        far below its sampling error. Raises ModelError if a row is NaN or infinite.
+        """
+        if not len(rows):
             return
-        sizes = rows.abs()
-        abs_max = sizes.amax(0).float()
+        wide = rows.to(torch.float32, copy=True)
+        moments = self._plain if gap is None else self._gapped
+        moments.update(wide, gap, narrow=rows.dtype == torch.bfloat16)
+        sizes = wide.abs_()
+        abs_max = sizes.amax(0)
         require_finite(abs_max, f"the input of {self._name}")
-        wide = rows.float()
-        average_products(self._hessian, wide, wide, self._tokens, narrow=rows.dtype == torch.bfloat16)
-        self._tokens += count
-        abs_mean = sizes.mean(0, dtype=torch.float32)
-        self._abs_mean += (abs_mean - self._abs_mean) * (count / self._tokens)
+        self._abs_sum += torch.mv(sizes.T, torch.ones(len(rows)))
         torch.maximum(self._abs_max, abs_max, out=self._abs_max)
 
     def statistics(self) -> InputStatistics:
-        """The statistics of all rows so far; the observer is used up."""
-        if self._tokens == 0:
+        """The statistics of all rows so far."""
+        plain, gapped = self._plain, self._gapped
+        tokens = plain.tokens + gapped.tokens
+        if tokens == 0:
             raise InternalError(f"no token has reached {self._name}")
-        require_finite(self._hessian.diagonal(), f"the second moment of the input of {self._name}")
-        return InputStatistics(self._tokens, self._hessian, self._abs_mean, self._abs_max)
+        hessian = plain.hessian().mul_(plain.tokens / tokens)
+        hessian.add_(gapped.hessian(), alpha=gapped.tokens / tokens)
+        require_finite(hessian.diagonal(), f"the second moment of the input of {self._name}")
+        return InputStatistics(tokens, hessian, (self._abs_sum / tokens).float(), self._abs_max)
 
+    def gap_moments(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The means of `x x^T` [K, K] and `gap x^T` [M, K]; None if no batch brought a gap.
 
-class CrossObserver:
-    """Running mean of `left right^T` over the rows of two tensors."""
-
-    def __init__(self, name: str, left_features: int, right_features: int) -> None:
-        self._name = name
-        self._rows = 0
-        self._product = torch.zeros(left_features, right_features)
-
-    def update(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Take in `left` [T, M], float32, and `right` [T, K].
-
-        A bfloat16 `right` makes the products bfloat16 too: `left` is a small
-        difference whose own rounding error is far below its sampling error.
+        Raises ModelError if the gap is not finite.
         """
-        narrow = right.dtype == torch.bfloat16
-        if left.shape[0]:
-            average_products(self._product, left, right.float(), self._rows, narrow=narrow)
-        self._rows += left.shape[0]
+        if self._gapped.tokens == 0:
+            return None
+        require_finite(self._gapped.gap, f"the drift of the input of {self._name}")
+        return self._gapped.hessian(), self._gapped.gap
 
-    def mean(self) -> torch.Tensor:
-        """The mean [M, K] over all rows so far. Raises ModelError if it is not finite."""
-        require_finite(self._product, f"the drift of the input of {self._name}")
-        return self._product
+
+class _Moments:
+    """Running means over `tokens` rows; of the symmetric one, only the lower half is kept up."""
+
+    def __init__(self, features: int, gap_features: int) -> None:
+        self.tokens = 0
+        self.gap = torch.zeros(gap_features, features)
+        self._lower = torch.zeros(features, features)
+
+    def update(self, rows: torch.Tensor, gap: torch.Tensor | None, *, narrow: bool) -> None:
+        average_lower_products(self._lower, rows, self.tokens, narrow=narrow)
+        if gap is not None:
+            average_products(self.gap, gap, rows, self.tokens, narrow=narrow)
+        self.tokens += len(rows)
+
+    def hessian(self) -> torch.Tensor:
+        whole = self._lower.tril()
+        whole += whole.tril(-1).T
+        return whole
 
 
 def require_finite(values: torch.Tensor, what: str) -> None:
     """Raise ModelError, naming `what`, if any value is NaN or infinite."""
-    finite = torch.isfinite(values)
-    if finite.all():
+    low, high = torch.aminmax(values)
+    if torch.isfinite(low) and torch.isfinite(high):
         return
-    first = tuple((~finite).nonzero()[0].tolist())
+    first = tuple((~torch.isfinite(values)).nonzero()[0].tolist())
     raise ModelError(
         f"{what} is not finite",
         found=f"{float(values[first])} at channel {first[-1]}",

@@ -8,16 +8,17 @@ it adds to, has drifted from the original's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from gristmill.calibration.drift import Drift, GroupStatistics
-from gristmill.calibration.observers import CrossObserver, InputObserver
+from gristmill.calibration.observers import InputObserver
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.streams import Streams, group_name, run_block
-from gristmill.runtime.executors.reference.blocks import Weights, linear, rms_norm
-from gristmill.runtime.model_plan import LayerPlan, LinearPlan, NormPlan
+from gristmill.runtime.executors.reference.blocks import Weights, causal_attention, linear, rms_norm
+from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, LinearPlan, NormPlan
 
 __all__ = ["BlockStep"]
 
@@ -38,11 +39,11 @@ class BlockStep:
         self._asked = 0
         self._inputs: list[torch.Tensor] = []  # of o, then of down
         self._middle: list[torch.Tensor] = []  # behind attention
-        self._original_middle: list[torch.Tensor] = []
+        self._original_middle: list[torch.Tensor | None] = []
 
-    def overview(self, weights: Weights, stride: int = 1) -> Mapping[tuple[str, ...], InputStatistics]:
-        """Statistics of all groups at once, none of them quantized, over every `stride`-th sequence."""
-        return self._streams.observe(self._layer, weights, stride)
+    def overview(self, weights: Weights) -> Mapping[tuple[str, ...], InputStatistics]:
+        """Statistics of all groups at once, none of them quantized, over the sampled sequences."""
+        return self._streams.observe(self._layer, weights, sample=True)
 
     def group(self, index: int, weights: Weights) -> GroupStatistics:
         """Statistics of `layer.input_groups[index]`. Raises ModelError if an input isn't finite."""
@@ -59,9 +60,8 @@ class BlockStep:
     def leave(self, weights: Weights) -> None:
         """Move all samples behind the block, whose linears are all quantized in `weights`."""
         streams, layer = self._streams, self._layer
-        if streams.original is not None and self._asked <= _O:
-            self._follow_original(streams.original)
         if self._asked == 0:
+            self._follow_original()
             streams.hidden[:] = [run_block(layer, weights, hidden) for hidden in streams.hidden]
             return
         assert self._asked == len(layer.input_groups), "all groups are asked for, or none"
@@ -73,24 +73,29 @@ class BlockStep:
 
     def _leave_attention(self, weights: Weights) -> GroupStatistics:
         streams = self._streams
-        if streams.original is not None:
-            self._follow_original(streams.original)
-        self._run_up_to(_O, weights)
+        self._follow_original()
+        self._inputs = [_input_of(_O, self._layer, weights, hidden) for hidden in streams.hidden]
         return self._before_residual(_O, weights, streams.hidden, self._original_middle)
 
     def _enter_mlp(self, weights: Weights) -> GroupStatistics:
         self._middle = self._add(self._layer.attention.o, weights, self._streams.hidden)
-        original = self._original_middle or None
-        return self._behind_norm(_GATE_UP, self._layer.mlp_norm, weights, self._middle, original)
+        return self._behind_norm(_GATE_UP, self._layer.mlp_norm, weights, self._middle, self._original_middle)
 
     def _leave_mlp(self, weights: Weights) -> GroupStatistics:
         self._original_middle = []
-        self._run_up_to(_DOWN, weights)
-        return self._before_residual(_DOWN, weights, self._middle, self._streams.original or [])
+        self._inputs = [
+            _input_of(_DOWN, self._layer, weights, hidden, mixed)
+            for hidden, mixed in zip(self._streams.hidden, self._inputs, strict=True)
+        ]
+        return self._before_residual(_DOWN, weights, self._middle, self._streams.original)
 
-    def _follow_original(self, original: list[torch.Tensor]) -> None:
+    def _follow_original(self) -> None:
+        """Move the original's stream behind the block and keep what it was behind attention."""
         layer, weights = self._layer, self._original_weights
-        for index, hidden in enumerate(original):
+        for index, hidden in enumerate(self._streams.original):
+            if hidden is None:
+                self._original_middle.append(None)
+                continue
             mixed: list[torch.Tensor] = []
 
             def keep(
@@ -99,12 +104,8 @@ class BlockStep:
                 if group == layer.input_groups[_O]:
                     into.append(inputs)
 
-            original[index] = run_block(layer, weights, hidden, keep)
+            self._streams.original[index] = run_block(layer, weights, hidden, keep)
             self._original_middle.append(hidden + linear(layer.attention.o, weights, mixed[0]))
-
-    def _run_up_to(self, index: int, weights: Weights) -> None:
-        group = self._layer.input_groups[index]
-        self._inputs = [_input_of(group, self._layer, weights, hidden) for hidden in self._streams.hidden]
 
     def _add(self, plan: LinearPlan, weights: Weights, residual: list[torch.Tensor]) -> list[torch.Tensor]:
         return [x + linear(plan, weights, y) for x, y in zip(residual, self._inputs, strict=True)]
@@ -114,36 +115,41 @@ class BlockStep:
         index: int,
         norm: NormPlan,
         weights: Weights,
-        hidden: list[torch.Tensor],
-        original: list[torch.Tensor] | None,
+        hidden: Sequence[torch.Tensor],
+        original: Sequence[torch.Tensor | None],
     ) -> GroupStatistics:
-        group = self._layer.input_groups[index]
-        features, scale = group[0].in_features, weights[f"{norm.name}.weight"]
-        observer = InputObserver(group_name(group), features)
-        gap = CrossObserver(group_name(group), features, features)
-        for position, batch in enumerate(self._streams.batches):
-            rows = batch.rows(rms_norm(hidden[position], scale, norm.eps))
-            observer.update(rows)
-            if original is not None:
-                wanted = batch.rows(rms_norm(original[position], scale, norm.eps))
-                gap.update(wanted.float().sub_(rows), rows)
-        drift = None if original is None else Drift(inputs=gap.mean())
+        """Statistics of linears that read `norm`; their input should be what the original's would be."""
+        group, scale = self._layer.input_groups[index], weights[f"{norm.name}.weight"]
+        observer = InputObserver(group_name(group), norm.size, norm.size)
+        for batch, states, wanted in zip(self._streams.batches, hidden, original, strict=True):
+            rows = batch.rows(rms_norm(states, scale, norm.eps))
+            gap = None
+            if wanted is not None:
+                gap = batch.rows(rms_norm(wanted, scale, norm.eps)).float().sub_(rows)
+            observer.update(rows, gap)
+        moments = observer.gap_moments()
+        drift = None if moments is None else Drift(moments[0], inputs=moments[1])
         return GroupStatistics(observer.statistics(), drift)
 
     def _before_residual(
-        self, index: int, weights: Weights, residual: list[torch.Tensor], wanted: list[torch.Tensor]
+        self,
+        index: int,
+        weights: Weights,
+        residual: Sequence[torch.Tensor],
+        original: Sequence[torch.Tensor | None],
     ) -> GroupStatistics:
-        group = self._layer.input_groups[index]
-        (plan,) = group
-        observer = InputObserver(group_name(group), plan.in_features)
-        gap = CrossObserver(group_name(group), plan.out_features, plan.in_features)
-        for position, batch in enumerate(self._streams.batches):
-            rows = batch.rows(self._inputs[position])
-            observer.update(rows)
-            if wanted:
-                missing = batch.rows(wanted[position]).float().sub_(batch.rows(residual[position]))
-                gap.update(missing - weights[f"{plan.name}.bias"] if plan.bias else missing, rows)
-        drift = Drift(outputs=gap.mean()) if wanted else None
+        """Statistics of a linear that adds to `residual`; the sum should be `original`."""
+        (plan,) = group = self._layer.input_groups[index]
+        observer = InputObserver(group_name(group), plan.in_features, plan.out_features)
+        streams = zip(self._streams.batches, self._inputs, residual, original, strict=True)
+        for batch, inputs, states, wanted in streams:
+            gap = None
+            if wanted is not None:
+                gap = batch.rows(wanted).float().sub_(batch.rows(states))
+                gap.sub_(batch.rows(linear(plan, weights, inputs)))
+            observer.update(batch.rows(inputs), gap)
+        moments = observer.gap_moments()
+        drift = None if moments is None else Drift(moments[0], outputs=moments[1])
         return GroupStatistics(observer.statistics(), drift)
 
 
@@ -156,16 +162,31 @@ class _Reached(Exception):
 
 
 def _input_of(
-    group: tuple[LinearPlan, ...], layer: LayerPlan, weights: Weights, hidden: torch.Tensor
+    index: int,
+    layer: LayerPlan,
+    weights: Weights,
+    hidden: torch.Tensor,
+    mixed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What `group` reads [B, T, K]; the block is run no further."""
+    """What `layer.input_groups[index]` reads [B, T, K]; the block is run no further.
+
+    `mixed` is attention's result if it is known already: it is not computed again.
+    """
+    group = layer.input_groups[index]
+    if mixed is not None:  # what attention does to q and k is of no use then
+        attention = replace(layer.attention, rope=None, q_norm=None, k_norm=None)
+        layer = replace(layer, attention=attention)
 
     def stop(reached: tuple[LinearPlan, ...], inputs: torch.Tensor) -> None:
         if reached == group:
             raise _Reached(inputs)
 
+    def replay(plan: AttentionPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        assert mixed is not None
+        return mixed.view(*mixed.shape[:-1], plan.num_heads, plan.head_dim)
+
     try:
-        run_block(layer, weights, hidden, stop)
+        run_block(layer, weights, hidden, stop, causal_attention if mixed is None else replay)
     except _Reached as reached:
         return reached.inputs
     raise AssertionError("a block reads the inputs of all its groups")

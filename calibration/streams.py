@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from gristmill.calibration.batches import Batch
 from gristmill.calibration.observers import InputObserver, require_finite
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.runtime.executors.reference.blocks import (
+    Attend,
     Observe,
     Rotary,
     Weights,
@@ -28,45 +28,38 @@ class Streams:
     """What flows through the blocks, one [B, T, hidden] tensor for each batch.
 
     hidden    from the blocks as they will be served
-    original  from the original model's blocks; None if it isn't followed
+    original  from the original model's blocks; None for batches where it isn't followed
     """
 
     batches: tuple[Batch, ...]
     hidden: list[torch.Tensor]
-    original: list[torch.Tensor] | None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in all batches, padding included."""
-        return sum(batch.tokens.numel() for batch in self.batches)
+    original: list[torch.Tensor | None]
 
     def observe(
-        self, layer: LayerPlan, weights: Weights, stride: int
+        self, layer: LayerPlan, weights: Weights, *, sample: bool
     ) -> dict[tuple[str, ...], InputStatistics]:
-        """Statistics of all input groups over every `stride`-th sequence."""
+        """Statistics of all input groups, over all batches or the sampled ones."""
         observers = {
             group: InputObserver(group_name(group), group[0].in_features) for group in layer.input_groups
         }
-        for batch, hidden in self._every(stride):
-            run_block(layer, weights, hidden, _recorder(observers, batch))
-        return {group_names(group): observer.statistics() for group, observer in observers.items()}
-
-    def _every(self, stride: int) -> Iterator[tuple[Batch, torch.Tensor]]:
         for batch, hidden in zip(self.batches, self.hidden, strict=True):
-            if stride == 1:
-                yield batch, hidden
-            elif len(chosen := batch.every(stride)):
-                yield batch.take(chosen), hidden[chosen]
+            if batch.sampled or not sample:
+                run_block(layer, weights, hidden, _recorder(observers, batch))
+        return {group_names(group): observer.statistics() for group, observer in observers.items()}
 
 
 def run_block(
-    layer: LayerPlan, weights: Weights, hidden: torch.Tensor, observe: Observe | None = None
+    layer: LayerPlan,
+    weights: Weights,
+    hidden: torch.Tensor,
+    observe: Observe | None = None,
+    attend: Attend = causal_attention,
 ) -> torch.Tensor:
     """One block over whole sequences [B, T, hidden] that start at position 0.
 
     Raises ModelError, naming the layer, if an output is NaN or infinite.
     """
-    output = decoder_block(layer, weights, hidden, _rotary(layer, hidden), causal_attention, observe)
+    output = decoder_block(layer, weights, hidden, _rotary(layer, hidden), attend, observe)
     require_finite(output, f"the output of layer {layer.index} ({layer.mlp.down.name})")
     return output
 

@@ -46,11 +46,16 @@ class BlockWalk:
         sequences: Sequence[Sequence[int]],
         *,
         compute: Literal["bfloat16", "float32"] = "bfloat16",
-        batch_tokens: int = 4096,
+        batch_tokens: int = 2048,
+        sample_every: int = 4,
         follow_original: bool = True,
     ) -> None:
-        """Embed the samples. Raises PromptError for tokens or lengths that the model doesn't have."""
-        batches = make_batches(sequences, plan.vocab_size, batch_tokens)
+        """Embed the samples. Raises PromptError for tokens or lengths that the model doesn't have.
+
+        Every `sample_every`-th sequence is in the sample: the original model's
+        stream is followed for those, and quick looks are taken at them.
+        """
+        batches = make_batches(sequences, plan.vocab_size, batch_tokens, sample_every)
         longest = max(batch.tokens.shape[1] for batch in batches)
         if longest > plan.max_positions:
             raise PromptError(
@@ -62,7 +67,11 @@ class BlockWalk:
         shape = (plan.vocab_size, plan.hidden_size)
         embedding = load_tensor(source, f"{plan.embedding}.weight", shape, self.dtype)
         hidden = [F.embedding(batch.tokens, embedding) for batch in batches]
-        self._streams = Streams(batches, hidden, list(hidden) if follow_original else None)
+        original = [
+            states if follow_original and batch.sampled else None
+            for batch, states in zip(batches, hidden, strict=True)
+        ]
+        self._streams = Streams(batches, hidden, original)
 
     @property
     def hidden(self) -> tuple[torch.Tensor, ...]:
@@ -70,13 +79,13 @@ class BlockWalk:
         return tuple(self._streams.hidden)
 
     def observe(
-        self, layer: LayerPlan, weights: Weights, stride: int = 1
+        self, layer: LayerPlan, weights: Weights, *, sample: bool = False
     ) -> dict[tuple[str, ...], InputStatistics]:
         """Statistics of every input group of a block, by its linears' names; nothing moves.
 
-        Only every `stride`-th sequence (in sorted order) is looked at.
+        With `sample`, over the sampled sequences only.
         """
-        return self._streams.observe(layer, weights, stride)
+        return self._streams.observe(layer, weights, sample=sample)
 
     def enter(self, layer: LayerPlan, weights: Weights) -> BlockStep:
         """Go through a block in stages; `weights` are the original's."""
@@ -89,7 +98,8 @@ class BlockWalk:
         it. Raises ModelError if an output isn't finite.
         """
         streams = self._streams
-        streams.hidden[:] = [run_block(layer, weights, hidden) for hidden in streams.hidden]
-        if streams.original is not None:
-            own = weights if original is None else original
-            streams.original[:] = [run_block(layer, own, hidden) for hidden in streams.original]
+        own = weights if original is None else original
+        for index, hidden in enumerate(streams.hidden):
+            streams.hidden[index] = run_block(layer, weights, hidden)
+            if (states := streams.original[index]) is not None:
+                streams.original[index] = run_block(layer, own, states)

@@ -32,19 +32,17 @@ __all__ = ["AwqSettings", "hessian_blocks", "quantize_awq", "search_scales"]
 class AwqSettings:
     """How AWQ searches.
 
-    exponents      steps of the scale search between no scaling and full scaling
-    search_clip    choose each group's range by its output error, not by min and max
-    sample_rows    rows of a weight that the scale search looks at
-    sample_stride  the scale search looks at every such sequence
+    exponents    steps of the scale search between no scaling and full scaling
+    search_clip  choose each group's range by its output error, not by min and max
+    sample_rows  rows of a weight that the scale search looks at
     """
 
     exponents: int = 20
     search_clip: bool = True
     sample_rows: int = 1024
-    sample_stride: int = 1
 
     def __post_init__(self) -> None:
-        for field in ("exponents", "sample_rows", "sample_stride"):
+        for field in ("exponents", "sample_rows"):
             if getattr(self, field) < 1:
                 raise InputError(f"AWQ setting {field}", found=getattr(self, field), expected="at least 1")
 

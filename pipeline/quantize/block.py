@@ -35,8 +35,8 @@ Weights = Mapping[str, torch.Tensor]
 class BlockObservations(Protocol):
     """What a method may ask about a block; `calibration.step.BlockStep` is one."""
 
-    def overview(self, weights: Weights, stride: int = 1) -> Mapping[tuple[str, ...], InputStatistics]:
-        """Statistics of all input groups at once, none quantized, over every `stride`-th sequence."""
+    def overview(self, weights: Weights) -> Mapping[tuple[str, ...], InputStatistics]:
+        """Statistics of all input groups at once, none quantized, over a sample of the sequences."""
 
     def group(self, index: int, weights: Weights) -> GroupStatistics:
         """Statistics of one input group behind the earlier ones, which are quantized in `weights`."""
@@ -56,7 +56,7 @@ class QuantizeSettings:
     gptq: GptqSettings = field(default_factory=GptqSettings)
     awq: AwqSettings = field(default_factory=AwqSettings)
     correct_drift: bool = True
-    correction_damping: float = 0.01
+    correction_damping: float = 0.5
 
     def __post_init__(self) -> None:
         if self.method not in ("rtn", "gptq", "awq"):
@@ -124,7 +124,7 @@ def _fold(
     layer: LayerPlan, weights: Weights, statistics: BlockObservations, settings: QuantizeSettings
 ) -> dict[str, torch.Tensor]:
     """AWQ's scales of all groups, folded: the tensors that changed."""
-    seen = statistics.overview(weights, settings.awq.sample_stride)
+    seen = statistics.overview(weights)
     folded = dict(weights)
     for group in layer.scaling_groups:
         names = tuple(linear.name for linear in group.linears)

@@ -4,7 +4,7 @@ With x the input behind the quantized part of the model and y the output that
 the original model would want here, the best weight is the ridge regression of y
 on x around the given weight W:
 
-    W + E[(y - W x) x^T] (H + lambda I)^-1
+    W + E[(y - W x) x^T] (E[x x^T] + lambda I)^-1
 
 This is GPTAQ's asymmetric calibration (Li et al. 2025, arXiv 2504.02692) in
 closed form. For linears that write to the residual stream, y also includes what
@@ -33,14 +33,12 @@ def corrected_weight(
     drift = statistics.drift
     if drift is None:
         return weight
-    hessian = statistics.inputs.hessian
-    if drift.inputs is not None:
-        missing = weight @ drift.inputs
-    else:
-        assert drift.outputs is not None
-        missing = drift.outputs - weight @ hessian
-    damped = hessian.clone()
-    damped.diagonal().add_(damping * max(float(hessian.diagonal().mean()), torch.finfo(torch.float32).tiny))
+    missing = drift.outputs if drift.inputs is None else weight @ drift.inputs
+    assert missing is not None
+    damped = drift.hessian.clone()
+    damped.diagonal().add_(
+        damping * max(float(drift.hessian.diagonal().mean()), torch.finfo(torch.float32).tiny)
+    )
     factor, failed = torch.linalg.cholesky_ex(damped)
     corrected = weight + torch.cholesky_solve(missing.T, factor).T
     if int(failed) or not torch.isfinite(corrected).all():

@@ -137,8 +137,14 @@ def gptq_codes(
 
 
 def _inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
-    lower, failed = torch.linalg.cholesky_ex(matrix)
+    """The upper U with U^T U = matrix^-1, or None if the matrix is not positive definite.
+
+    The factor of the matrix with both axes reversed, reversed back, is an upper
+    R with R R^T = matrix; U is its inverse.
+    """
+    lower, failed = torch.linalg.cholesky_ex(matrix.flip(0, 1))
     if int(failed):
         return None
-    upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-    return None if int(failed) or not torch.isfinite(upper).all() else upper
+    identity = torch.eye(len(matrix))
+    upper = torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1).contiguous()
+    return upper if torch.isfinite(upper).all() else None

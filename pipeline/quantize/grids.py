@@ -26,8 +26,8 @@ __all__ = [
     "searched_grid",
 ]
 
-SHRINK_FACTORS: tuple[float, ...] = tuple(1 - step / 40 for step in range(20))
-"""Parts of the full range, 1 to 0.525, that a search tries."""
+SHRINK_FACTORS: tuple[float, ...] = tuple(1 - step / 20 for step in range(10))
+"""Parts of the full range, 1 to 0.55, that a search tries."""
 
 _CHUNK_ELEMENTS = 1 << 18
 """Elements searched at a time: few enough that temporaries stay in the L2 cache."""
@@ -58,7 +58,8 @@ def min_max_grid(weight: torch.Tensor, scheme: QuantScheme, shrink: float = 1.0)
     Symmetric: scale = 2 max|w| / (2^bits - 1) and zero = 2^(bits-1). `weight`
     is float32 [N, K].
     """
-    return _range_grid(grouped(weight, scheme), scheme, shrink)
+    low, high = _ranges(grouped(weight, scheme), scheme)
+    return _range_grid(low * shrink, high * shrink, scheme)
 
 
 def searched_grid(
@@ -118,15 +119,19 @@ def dequantized(tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
     return codes.sub_(zeros).mul_(torch.from_numpy(tensor.scales)[..., None]).view(tensor.shape).to(dtype)
 
 
-def _range_grid(values: torch.Tensor, scheme: QuantScheme, shrink: float) -> Grid:
-    levels = scheme.max_code
+def _ranges(values: torch.Tensor, scheme: QuantScheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest value [N, G] that each group's grid has to hold."""
     if scheme.symmetric:
-        scales = _storable(values.abs().amax(-1) * (2 * shrink / levels), scheme)
+        size = values.abs().amax(-1)
+        return -size, size
+    return values.amin(-1).clamp_(max=0), values.amax(-1).clamp_(min=0)
+
+
+def _range_grid(low: torch.Tensor, high: torch.Tensor, scheme: QuantScheme) -> Grid:
+    scales = _storable((high - low) / scheme.max_code, scheme)
+    if scheme.symmetric:
         return Grid(scheme, scales, torch.full_like(scales, scheme.midpoint))
-    low = values.amin(-1).clamp(max=0) * shrink
-    high = values.amax(-1).clamp(min=0) * shrink
-    scales = _storable((high - low) / levels, scheme)
-    return Grid(scheme, scales, (-low / scales).round_().clamp_(0, levels))
+    return Grid(scheme, scales, (-low / scales).round_().clamp_(0, scheme.max_code))
 
 
 def _storable(scales: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
@@ -156,11 +161,12 @@ def _block_error(blocks: torch.Tensor) -> GroupError:
 def _search(
     values: torch.Tensor, scheme: QuantScheme, error: GroupError, shrink_factors: Sequence[float]
 ) -> Grid:
-    best = _range_grid(values, scheme, shrink_factors[0])
+    low, high = _ranges(values, scheme)
+    best = _range_grid(low * shrink_factors[0], high * shrink_factors[0], scheme)
     scales, zeros = best.scales, best.zeros
     least = error(_rounding_errors(values, best))
     for shrink in shrink_factors[1:]:
-        grid = _range_grid(values, scheme, shrink)
+        grid = _range_grid(low * shrink, high * shrink, scheme)
         errors = error(_rounding_errors(values, grid))
         better = errors < least
         least = torch.where(better, errors, least)
@@ -171,7 +177,5 @@ def _search(
 
 def _rounding_errors(values: torch.Tensor, grid: Grid) -> torch.Tensor:
     scales, zeros = grid.scales[..., None], grid.zeros[..., None]
-    rounded = (values / scales).round_()
-    torch.maximum(rounded, -zeros, out=rounded)
-    torch.minimum(rounded, grid.scheme.max_code - zeros, out=rounded)
+    rounded = (values / scales).round_().clamp_(-zeros, grid.scheme.max_code - zeros)
     return rounded.mul_(scales).sub_(values)

@@ -16,11 +16,16 @@ __all__ = ["quantize_settings"]
 def quantize_settings(
     settings: recipe.QuantizeSettings, schemes: Mapping[str, QuantScheme | None]
 ) -> QuantizeSettings:
-    """What `quantize_block` needs; a method that is not used keeps its defaults."""
+    """What `quantize_block` needs; a method that is not used keeps its defaults.
+
+    Only GPTQ aims at the original model's outputs: AWQ rounds to nearest, and a
+    weight corrected along directions that calibration barely saw rounds badly.
+    """
     gptq, awq = settings.gptq, settings.awq
     return QuantizeSettings(
         method=settings.method,
         schemes=dict(schemes),
         gptq=GptqSettings(**gptq.model_dump()) if gptq else GptqSettings(),
         awq=AwqSettings(**awq.model_dump()) if awq else AwqSettings(),
+        correct_drift=settings.method == "gptq",
     )
