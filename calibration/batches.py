@@ -9,7 +9,10 @@ import torch
 
 from gristmill.runtime.errors import PromptError
 
-__all__ = ["Batch", "make_batches"]
+__all__ = ["Batch", "make_batches", "sampling_interval"]
+
+_SAMPLE_TOKENS = 8192
+_LARGEST_INTERVAL = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +58,11 @@ def make_batches(
     sampled = ordered[::sample_every]
     others = [sequence for position, sequence in enumerate(ordered) if position % sample_every]
     return (*_split(sampled, batch_tokens, True), *_split(others, batch_tokens, False))
+
+
+def sampling_interval(tokens: int) -> int:
+    """How far apart sampled sequences stand: at most 4, closer if the sample would be under 8192 tokens."""
+    return min(max(tokens // _SAMPLE_TOKENS, 1), _LARGEST_INTERVAL)
 
 
 def _split(ordered: Sequence[Sequence[int]], batch_tokens: int, sampled: bool) -> Iterator[Batch]:

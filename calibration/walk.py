@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from gristmill.calibration.batches import make_batches
+from gristmill.calibration.batches import make_batches, sampling_interval
 from gristmill.calibration.blocks import load_tensor
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.step import BlockStep
@@ -53,9 +53,11 @@ class BlockWalk:
         """Embed the samples. Raises PromptError for tokens or lengths that the model doesn't have.
 
         Every `sample_every`-th sequence is in the sample: the original model's
-        stream is followed for those, and quick looks are taken at them.
+        stream is followed for those, and quick looks are taken at them. By default
+        that is a quarter of them, or more where it would be under 8192 tokens.
         """
-        batches = make_batches(sequences, plan.vocab_size, batch_tokens, sample_every)
+        every = sample_every or sampling_interval(sum(map(len, sequences)))
+        batches = make_batches(sequences, plan.vocab_size, batch_tokens, every)
         longest = max(batch.tokens.shape[1] for batch in batches)
         if longest > plan.max_positions:
             raise PromptError(

@@ -1,0 +1,69 @@
+"""What a walk takes, stated before it starts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+
+__all__ = ["walk_memory"]
+
+_ALLOCATOR_SHARE = 1.15
+"""Memory that the allocator holds for each byte that is asked of it."""
+
+
+def walk_memory(
+    plan: ModelPlan,
+    tokens: int,
+    compute: Literal["bfloat16", "float32"],
+    *,
+    batch_tokens: int = 2048,
+    follow_original: bool = True,
+) -> int:
+    """An upper bound of the bytes a `BlockWalk` over `tokens` tokens, padding included, holds at once.
+
+    That is the states of all tokens, two blocks (the original and the one being
+    quantized), the statistics of one block and the temporaries of one batch; or,
+    if it is more, the embedding with which the walk begins. What a quantization
+    method needs for its own work comes on top.
+    """
+    width = 2 if compute == "bfloat16" else 4
+    walking = max(
+        _states(plan, layer, tokens, width, follow_original)
+        + 2 * _parameters(layer) * width
+        + _statistics(layer)
+        + _temporaries(plan, layer, min(batch_tokens, tokens), width)
+        for layer in plan.layers
+    )
+    embedding = plan.vocab_size * plan.hidden_size * (width + 4) + tokens * plan.hidden_size * width
+    return int(_ALLOCATOR_SHARE * max(walking, embedding))
+
+
+def _parameters(layer: LayerPlan) -> int:
+    return sum(linear.in_features * linear.out_features for linear in layer.linears)
+
+
+def _states(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int, follow_original: bool) -> int:
+    """Hidden states before, in the middle of and behind the block; inputs of o and down.
+
+    The original's, before and in the middle, are counted as if every sequence were followed.
+    """
+    copies = 5 if follow_original else 3
+    inputs = layer.attention.o.in_features + layer.mlp.down.in_features
+    return tokens * (copies * plan.hidden_size + inputs) * width
+
+
+def _statistics(layer: LayerPlan) -> int:
+    """Either the Hessians of all groups, or three matrices (plain, followed, gap) and a sum of one."""
+    sizes = [group[0].in_features for group in layer.input_groups]
+    all_groups = sum(2 * size * size for size in sizes) + 2 * max(sizes) ** 2
+    return 4 * max(all_groups, 6 * max(sizes) ** 2)
+
+
+def _temporaries(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int) -> int:
+    """One batch inside the block, in the compute dtype, and its float32 copies."""
+    widest = max(linear.out_features for linear in layer.linears)
+    inputs = max(linear.in_features for linear in layer.linears)
+    attention = layer.attention.q.out_features + 2 * layer.attention.k.out_features
+    narrow = 3 * widest + 3 * attention + 2 * plan.hidden_size
+    return tokens * (narrow * width + (2 * inputs + 4 * plan.hidden_size) * 4)

@@ -1,0 +1,67 @@
+"""The memory that is stated before a walk is kept to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+import ml_dtypes, numpy as np, torch
+from gristmill.calibration.blocks import load_block
+from gristmill.calibration.memory import walk_memory
+from gristmill.calibration.walk import BlockWalk
+from gristmill.runtime.architectures import plan_model
+
+plan = plan_model({
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 256,
+    "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 64, "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 512,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+})
+
+class Source:
+    name = "made up"
+    def load(self, name):
+        shapes = {f"{plan.embedding}.weight": (512, 256)}
+        for layer in plan.layers:
+            shapes |= {linear.weight: (linear.out_features, linear.in_features) for linear in layer.linears}
+        return np.full(shapes.get(name, (256,)), 0.01, dtype=ml_dtypes.bfloat16)
+
+def status(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+def walk(sequences):
+    walk = BlockWalk(plan, Source(), sequences, compute=sys.argv[1])
+    for layer in plan.layers:
+        weights = load_block(walk_source, layer, walk.dtype)
+        step = walk.enter(layer, weights)
+        step.overview(weights)
+        for index in range(4):
+            step.group(index, weights)
+        step.leave(weights)
+
+walk_source = Source()
+torch.set_num_threads(2)
+walk([[1] * 64])  # libraries take what they keep
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+walk([[token % 512 for token in range(256)]] * 96)
+print(json.dumps({"used": status("VmHWM") - before, "stated": walk_memory(plan, 96 * 256, sys.argv[1])}))
+"""
+
+
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+def test_a_walk_stays_within_the_memory_stated_for_it(compute: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, compute], capture_output=True, text=True, check=True, timeout=120
+    )
+    measured = json.loads(done.stdout)
+    assert measured["used"] <= measured["stated"]
+    assert measured["stated"] <= 3 * measured["used"], "a bound so loose says nothing"
