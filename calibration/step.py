@@ -145,7 +145,8 @@ class BlockStep:
         for batch, inputs, states, wanted in streams:
             gap = None
             if wanted is not None:
-                gap = batch.rows(wanted).float().sub_(batch.rows(states))
+                # A new tensor: `float()` of float32 rows is the original's stream itself.
+                gap = batch.rows(wanted).float() - batch.rows(states)
                 gap.sub_(batch.rows(linear(plan, weights, inputs)))
             observer.update(batch.rows(inputs), gap)
         moments = observer.gap_moments()

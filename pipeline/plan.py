@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gristmill.calibration.memory import walk_memory
 from gristmill.calibration.samples import TokenSamples
-from gristmill.pipeline.model import DTYPE_BYTES, BuildModel
+from gristmill.pipeline.model import BuildModel
+from gristmill.pipeline.quantize.block import QuantizeSettings
 from gristmill.pipeline.quantize.run import walk_compute
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.runtime.errors import InputError, OutsideError
@@ -20,14 +22,13 @@ _PROCESS = 450_000_000
 
 _FLOAT = 4
 _VALIDATION_ROWS = 512
-_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Peak bytes of the two large stages; the build's peak is the larger one over the process itself.
 
-    quantize  blocks, hidden states of both streams, second moments, one weight's work space
+    quantize  the walk (blocks, hidden states, second moments) and one group's work space
     validate  the whole quantized model in the engine's dtype, hidden states, chunks of logits
     """
 
@@ -47,11 +48,16 @@ class MemoryPlan:
         )
 
 
-def plan_memory(model: BuildModel, samples: TokenSamples | None, held_out: Sequence[HeldOut]) -> MemoryPlan:
+def plan_memory(
+    model: BuildModel,
+    settings: QuantizeSettings,
+    samples: TokenSamples | None,
+    held_out: Sequence[HeldOut],
+) -> MemoryPlan:
     """An upper estimate from shapes alone; nothing is loaded."""
-    size = DTYPE_BYTES[walk_compute(model.plan)]
     tokens = samples.tokens if samples is not None else 0
-    return MemoryPlan(_quantize(model.plan, tokens, size), _validate(model.plan, held_out))
+    quantize = _quantize(model.plan, tokens, follow_original=settings.correct_drift)
+    return MemoryPlan(quantize, _validate(model.plan, held_out))
 
 
 def require_memory(plan: MemoryPlan, limit: int | None) -> None:
@@ -66,26 +72,22 @@ def require_memory(plan: MemoryPlan, limit: int | None) -> None:
         raise OutsideError(f"memory {free.source}", found=_gb(free.size), expected=_gb(plan.total), hint=hint)
 
 
-def _quantize(plan: ModelPlan, tokens: int, size: int) -> int:
-    hidden = 4 * tokens * plan.hidden_size * size
-    embedding = plan.vocab_size * plan.hidden_size * (size + _FLOAT)
-    working = max(map(_block_work, plan.layers), default=0)
-    # The embedding is gone before the first block comes.
-    return hidden + max(embedding, working + 3 * max(map(_block_weights, plan.layers), default=0) * size)
+def _quantize(plan: ModelPlan, tokens: int, *, follow_original: bool) -> int:
+    """The walk's states, blocks and statistics, and the largest group's work in float32."""
+    if tokens == 0:
+        return 3 * max(map(_block_weights, plan.layers), default=0) * _FLOAT
+    walk = walk_memory(plan, tokens, walk_compute(plan), follow_original=follow_original)
+    return walk + max(map(_method_work, plan.layers), default=0)
 
 
 def _block_weights(layer: LayerPlan) -> int:
     return sum(linear.in_features * linear.out_features for linear in layer.linears)
 
 
-def _block_work(layer: LayerPlan) -> int:
-    """Float32 second moments and cross terms, copies of one group's weights, activations of one batch."""
-    moments = sum(group[0].in_features ** 2 for group in layer.input_groups)
-    largest = max(layer.linears, key=lambda linear: linear.in_features * linear.out_features)
-    copies = 12 * largest.in_features * largest.out_features + 6 * largest.in_features**2
-    widest = max(linear.out_features for linear in layer.linears)
-    activations = _BATCH_TOKENS * (8 * layer.input_norm.size + 4 * widest)
-    return _FLOAT * (moments + copies + activations)
+def _method_work(layer: LayerPlan) -> int:
+    """Float32 copies of one group's weights while it is searched and rounded, and of its Hessian."""
+    sizes = [(group[0].in_features, sum(part.out_features for part in group)) for group in layer.input_groups]
+    return _FLOAT * max(10 * size * rows + 4 * size * size for size, rows in sizes)
 
 
 def _validate(plan: ModelPlan, held_out: Sequence[HeldOut]) -> int:

@@ -60,11 +60,11 @@ def build(
             golden = golden_prompts(recipe, model.tokenizer, held_out)
         for warning in samples.warnings if samples else ():
             tell.note(f"calibration: {warning}")
-        memory = plan_memory(model, samples, held_out)
+        settings = quantize_settings(recipe.quantize, model.schemes)
+        memory = plan_memory(model, settings, samples, held_out)
         tell.note(memory.line())
         require_memory(memory, memory_limit)
         with clock.stage("quantize"):
-            settings = quantize_settings(recipe.quantize, model.schemes)
             key = quantize_key(digest, samples, settings, contract)
             quantized = quantize_model(model, samples, settings, stages, key, tell)
         for note in quantized.notes:

@@ -22,7 +22,7 @@ from gristmill.pipeline.quantize.grids import (
     quantized_tensor,
     searched_grid,
 )
-from gristmill.runtime.errors import InputError
+from gristmill.runtime.errors import InputError, ModelError
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 
 __all__ = ["AwqSettings", "hessian_blocks", "quantize_awq", "search_scales"]
@@ -57,9 +57,11 @@ def quantize_awq(
 ) -> QuantizedTensor:
     """A weight, float32 [N, K], whose scales are folded in already, to the nearest codes.
 
-    Raises ModelError, naming the linear, if a scale is not finite.
+    Raises ModelError, naming the linear, if the Hessian or a scale is not finite.
     """
     settings = settings or AwqSettings()
+    if not torch.isfinite(statistics.hessian).all():
+        raise ModelError(f"the Hessian of {name} is not finite")
     if settings.search_clip:
         size = weight.shape[1] // scheme.num_groups(weight.shape[1])
         grid = searched_grid(weight, scheme, hessian_blocks(statistics.hessian, size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,7 +48,7 @@ class QuantizeSettings:
     """How a block is quantized.
 
     schemes             by linear name; None, or no entry, leaves a linear as it is
-    correct_drift       aim at the original model's outputs (GPTQ and AWQ)
+    correct_drift       aim at the original model's outputs, where the walk follows them
     correction_damping  ridge of that correction, as a part of the Hessian's mean diagonal
     """
 
@@ -202,6 +203,6 @@ def _relative_error(
         hessian = known.inputs.hessian
         lost, whole = ((errors @ hessian) * errors).sum(), ((weight @ hessian) * weight).sum()
     error = float(lost / whole) if float(whole) > 0 else float(lost)
-    if not 0 <= error < float("inf"):
+    if not math.isfinite(error):
         raise ModelError(f"the error of quantizing {name} is not finite", found=error)
-    return error
+    return max(error, 0.0)  # float32 can turn a tiny error negative

@@ -105,10 +105,14 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one row came to; `independent` is the other script's result."""
+    """What one row came to; `independent` is the other script's result.
+
+    `cpu_seconds` over all threads tells a slow row from a busy machine.
+    """
 
     row: Row
     seconds: float
+    cpu_seconds: float
     wiki: DataResult
     chat: DataResult
     independent: Mapping[str, float] | None
@@ -225,9 +229,9 @@ def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) ->
     model = open_model(recipe)
     with tempfile.TemporaryDirectory(dir=reference.parent) as name:
         folder = Path(name)
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         quantized = _quantize(recipe, model, tokens, folder)
-        seconds = time.perf_counter() - start
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         checkpoint = folder / "checkpoint"
         write_checkpoint(checkpoint, model.source, quantized.tensors, quantized.dense, "compressed-tensors")
         opened = open_checkpoint(checkpoint)
@@ -244,7 +248,7 @@ def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) ->
             torch.save(load_weights(opened, torch.bfloat16), folder / "weights.pt")
             other = _evalq(reference, ["--sd", str(folder / "weights.pt")])
     wiki, chat = result.data
-    return Measured(row, seconds, wiki, chat, other)
+    return Measured(row, seconds, cpu_seconds, wiki, chat, other)
 
 
 def _quantize(recipe: Recipe, model: BuildModel, tokens: Tokens, folder: Path) -> QuantizedModel:
@@ -276,7 +280,7 @@ def _run(command: Sequence[str], folder: Path) -> str:
     return done.stdout
 
 
-HEADER = ("", "KL wiki", "KL chat", "ppl wiki", "top-1 wiki", "top-1", "seconds")
+HEADER = ("", "KL wiki", "KL chat", "ppl wiki", "top-1 wiki", "top-1", "seconds", "CPU seconds")
 
 
 def _table_rows(measured: Measured) -> list[tuple[str, ...]]:
@@ -284,7 +288,7 @@ def _table_rows(measured: Measured) -> list[tuple[str, ...]]:
     row, peer, other = measured.row, measured.row.peer, measured.independent
     wiki, chat = measured.wiki.metrics, measured.chat.metrics
     ours = (wiki.kl_mean, chat.kl_mean, wiki.perplexity, wiki.top1_agreement, _top1(measured))
-    table = [(row.name, *_numbers(*ours), f"{measured.seconds:.1f}")]
+    table = [(row.name, *_numbers(*ours), f"{measured.seconds:.1f}", f"{measured.cpu_seconds:.1f}")]
     if other is not None:
         values = (other["kl_wiki"], other["kl_chat"], other["ppl"], None, other["top1"])
         table.append(("  independent measure", *_numbers(*values), ""))

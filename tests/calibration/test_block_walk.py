@@ -167,7 +167,7 @@ def oracle_inputs(oracle: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
 def test_hidden_states_equal_those_of_transformers(
     plan: ModelPlan, source: HfFolder, oracle: Any, batch_tokens: int
 ) -> None:
-    walk = BlockWalk(plan, source, SEQUENCES, compute="float32", batch_tokens=batch_tokens)
+    walk = BlockWalk(plan, source, SEQUENCES, compute="float32", batch_tokens=batch_tokens, sample_every=4)
     batches = make_batches(SEQUENCES, plan.vocab_size, batch_tokens, 4)
     tokens = [row[row > 0].tolist() for batch in batches for row in batch.tokens]  # 0 is but padding here
     with torch.no_grad():
@@ -252,6 +252,7 @@ def test_a_block_passed_in_stages_gives_the_bits_of_one_that_is_advanced(
             SEQUENCES,
             compute=compute,
             batch_tokens=MANY_BATCHES,
+            sample_every=2,
             follow_original=follow_original,
         )
         for _ in range(2)
@@ -265,11 +266,15 @@ def test_a_block_passed_in_stages_gives_the_bits_of_one_that_is_advanced(
             assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("batch_tokens", [1, ONE_BATCH])  # without padding and with it
 @pytest.mark.parametrize("compute", ["bfloat16", "float32"])
 def test_a_resumed_walk_knows_the_bits_of_what_an_unbroken_one_knows(
-    plan: ModelPlan, source: HfFolder, compute: Compute
+    plan: ModelPlan, source: HfFolder, compute: Compute, batch_tokens: int
 ) -> None:
-    built, resumed = (BlockWalk(plan, source, SEQUENCES, compute=compute) for _ in range(2))
+    built, resumed = (
+        BlockWalk(plan, source, SEQUENCES, compute=compute, batch_tokens=batch_tokens, sample_every=2)
+        for _ in range(2)
+    )
     *finished, last = plan.layers
     for layer in finished:
         weights = load_block(source, layer, built.dtype)
@@ -336,8 +341,9 @@ def test_drift_is_the_gap_to_the_original_over_the_sample(plan: ModelPlan, sourc
     torch.testing.assert_close(drift.inputs, gap, rtol=1e-4, atol=1e-4)
 
 
-def test_original_weights_do_not_drift(plan: ModelPlan, source: HfFolder) -> None:
-    walk = BlockWalk(plan, source, SEQUENCES, compute="float32")
+@pytest.mark.parametrize("batch_tokens", [1, ONE_BATCH])
+def test_original_weights_do_not_drift(plan: ModelPlan, source: HfFolder, batch_tokens: int) -> None:
+    walk = BlockWalk(plan, source, SEQUENCES, compute="float32", batch_tokens=batch_tokens)
     for layer in plan.layers:
         weights = load_block(source, layer, walk.dtype)
         for one in pass_in_stages(walk, layer, weights, weights):

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.pipeline.model import open_model
 from gristmill.pipeline.plan import MemoryPlan, plan_memory, require_memory
+from gristmill.pipeline.quantize.settings import quantize_settings
+from gristmill.recipes.load import load_recipe
 from gristmill.runtime.errors import InputError, OutsideError
 
 BUILD = """
@@ -34,14 +37,13 @@ def test_more_than_the_machine_has_is_refused() -> None:
 
 
 def test_a_build_stays_within_what_was_planned(tmp_path: Path, tiny_llama: Path) -> None:
-    from gristmill.pipeline.model import open_model
-    from gristmill.recipes.load import load_recipe
-
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"name: tiny\nmodel: {tiny_llama}\nquantize: {{scheme: W4A16, method: rtn, group_size: 32}}\n"
     )
-    planned = plan_memory(open_model(load_recipe(recipe)), None, ())
+    loaded = load_recipe(recipe)
+    model = open_model(loaded)
+    planned = plan_memory(model, quantize_settings(loaded.quantize, model.schemes), None, ())
     command = [sys.executable, "-c", BUILD, str(recipe), str(tmp_path / "store")]
     measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert measured <= planned.total
