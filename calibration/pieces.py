@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gristmill.calibration.packing import Piece
 from gristmill.calibration.prompt_files import Fault, FileFault, read_bytes
@@ -17,20 +17,11 @@ from gristmill.calibration.token_rows import read_token_rows
 from gristmill.runtime.chat_form import Message
 from gristmill.runtime.chat_messages import inline_calls, inline_tools
 from gristmill.runtime.errors import RequestError
+from gristmill.runtime.prompt_kind import PromptKind, prompt_kind
 from gristmill.runtime.tokenizer import Tokenizer
 
-__all__ = ["PieceSource", "PromptKind", "prompt_kind", "read_pieces"]
+__all__ = ["PieceSource", "read_pieces"]
 
-PromptKind = Literal["chat", "text", "tokens"]
-
-_KINDS: Mapping[str, PromptKind] = {
-    ".jsonl": "chat",
-    ".txt": "text",
-    ".md": "text",
-    ".json": "tokens",
-    ".npy": "tokens",
-    ".safetensors": "tokens",
-}
 _BATCH = 64
 TEMPLATE_DATE = datetime(2025, 1, 1)
 """What templates print as today, so that the same prompts give the same tokens on every day."""
@@ -43,11 +34,6 @@ class PieceSource:
     kind: PromptKind
     pieces: Iterator[Piece]
     warnings: tuple[str, ...] = ()
-
-
-def prompt_kind(path: Path) -> PromptKind | None:
-    """What a file holds by its suffix, .gz set aside."""
-    return _KINDS.get((path.with_suffix("") if path.suffix == ".gz" else path).suffix)
 
 
 def read_pieces(

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from gristmill.calibration.mixing import Draw, apportion, draw_shares
 from gristmill.calibration.packing import Piece, pack, trim
-from gristmill.calibration.pieces import PieceSource, PromptKind, read_pieces
+from gristmill.calibration.pieces import PieceSource, read_pieces
 from gristmill.calibration.prompt_files import Fault
 from gristmill.calibration.samples import SourceSummary, TokenSamples, length_quantiles, samples_digest
 from gristmill.runtime.errors import PromptError
+from gristmill.runtime.prompt_kind import PromptKind
 from gristmill.runtime.tokenizer import Tokenizer
 
 __all__ = ["PromptSettings", "PromptSource", "load_calibration"]

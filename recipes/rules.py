@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
@@ -13,19 +13,9 @@ from gristmill.recipes.gates import Gate, parse_gate
 from gristmill.recipes.refusals import refusal
 from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.files import sha256_file
+from gristmill.runtime.prompt_kind import prompt_kind
 
-__all__ = ["GateField", "InputFile", "PromptKind", "infer_kind", "require_digest"]
-
-PromptKind = Literal["chat", "text", "tokens"]
-
-_KIND_OF_SUFFIX: dict[str, PromptKind] = {
-    ".jsonl": "chat",
-    ".txt": "text",
-    ".md": "text",
-    ".json": "tokens",
-    ".npy": "tokens",
-    ".safetensors": "tokens",
-}
+__all__ = ["GateField", "InputFile", "infer_kind", "require_digest"]
 
 
 def _existing_file(path: Path, info: ValidationInfo) -> Path:
@@ -55,14 +45,13 @@ InputFile = Annotated[Path, Field(strict=False), AfterValidator(_existing_file)]
 
 
 def infer_kind(value: Any, info: ValidationInfo) -> Any:
-    """The kind as given, else told from the file's suffix (`.gz` set aside)."""
+    """The kind as given, else told from the file's suffix (see `runtime/prompt_kind.py`)."""
     if value is not None:
         return value
     path = info.data.get("path")
     if path is None:  # the path itself is at fault and reported
         return "chat"
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    kind = _KIND_OF_SUFFIX.get(suffixes[-1]) if suffixes else None
+    kind = prompt_kind(path)
     if kind is None:
         raise refusal(
             "chat, text or tokens", found=f"no kind, and {path.name} does not tell it", hint="add kind: ..."

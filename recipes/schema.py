@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 from gristmill.recipes.gates import Gate
 from gristmill.recipes.quantize import QuantizeSettings
 from gristmill.recipes.refusals import refusal
-from gristmill.recipes.rules import GateField, InputFile, PromptKind, infer_kind, require_digest
+from gristmill.recipes.rules import GateField, InputFile, infer_kind, require_digest
+from gristmill.runtime.prompt_kind import PromptKind
 
 __all__ = [
     "CalibrationSettings",
