@@ -11,11 +11,12 @@ from functools import partial
 
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.store import Store
+from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.calibrate import calibrate
 from gristmill.pipeline.checkpoint import write_verified
 from gristmill.pipeline.environment import build_threads, determinism_contract, peak_memory, using_threads
 from gristmill.pipeline.golden_prompts import golden_prompts
-from gristmill.pipeline.model import open_model
+from gristmill.pipeline.model import BuildModel, open_model
 from gristmill.pipeline.package import Built, package
 from gristmill.pipeline.plan import plan_memory, require_memory
 from gristmill.pipeline.progress import Progress, SilentProgress
@@ -24,7 +25,7 @@ from gristmill.pipeline.quantize.run import quantize_key, quantize_model
 from gristmill.pipeline.quantize.settings import quantize_settings
 from gristmill.pipeline.record import StageClock
 from gristmill.pipeline.stages import StageCache
-from gristmill.pipeline.validate.data import load_held_out
+from gristmill.pipeline.validate.data import HeldOut, load_held_out
 from gristmill.pipeline.validate.gates import evaluate_gates, require_gates
 from gristmill.pipeline.validate.original import OriginalLogits
 from gristmill.pipeline.validate.overlap import refuse_shared_records
@@ -53,13 +54,7 @@ def build(
             model = open_model(recipe)
             digest = model.source.digest()
         with clock.stage("calibrate"):
-            samples = calibrate(recipe.calibration, model, digest, stages) if recipe.calibration else None
-            held_out = load_held_out(recipe.validation.data, model.tokenizer) if recipe.validation else ()
-            if samples is not None:
-                refuse_shared_records(held_out, samples)
-            golden = golden_prompts(recipe, model.tokenizer, held_out)
-        for warning in samples.warnings if samples else ():
-            tell.note(f"calibration: {warning}")
+            samples, held_out = _read_data(recipe, model, digest, stages, tell)
         settings = quantize_settings(recipe.quantize, model.schemes)
         memory = plan_memory(model, settings, samples, held_out)
         tell.note(memory.line())
@@ -81,7 +76,7 @@ def build(
                 partial(OriginalLogits, model.plan, model.source),
                 held_out,
                 samples,
-                golden,
+                golden_prompts(recipe, model.tokenizer, held_out),
                 {"model": digest, "contract": asdict(contract)},
                 stages,
                 tell.advance,
@@ -95,3 +90,16 @@ def build(
             artifact = package(recipe, built, store, clock.record(memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
     return artifact
+
+
+def _read_data(
+    recipe: Recipe, model: BuildModel, digest: str, stages: StageCache, tell: Progress
+) -> tuple[TokenSamples | None, tuple[HeldOut, ...]]:
+    """Calibration samples and held-out windows, which share no record."""
+    samples = calibrate(recipe.calibration, model, digest, stages) if recipe.calibration else None
+    held_out = load_held_out(recipe.validation.data, model.tokenizer) if recipe.validation else ()
+    if samples is not None:
+        refuse_shared_records(held_out, samples)
+        for warning in samples.warnings:
+            tell.note(f"calibration: {warning}")
+    return samples, held_out
