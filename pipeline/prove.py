@@ -14,6 +14,7 @@ from gristmill.artifacts.golden import read_golden, write_golden
 from gristmill.artifacts.manifest import Engine, GoldenProof
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.checkpoint import WrittenCheckpoint
+from gristmill.pipeline.progress import Progress
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.pipeline.validate.compare import compare_models
 from gristmill.pipeline.validate.data import HeldOut
@@ -64,7 +65,7 @@ def prove(
     golden: Sequence[Sequence[int]],
     inputs: Mapping[str, Any],
     stages: StageCache,
-    on_tokens: Callable[[int], None],
+    progress: Progress,
 ) -> Proof:
     """Validate and record golden prompts, or take what an earlier build of the same inputs measured.
 
@@ -82,6 +83,7 @@ def prove(
     if (done := stages.finished("validate", key)) is not None:
         return _read(done)
     with stages.open("validate", key) as stage:
+        progress.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
         prompts = _record(written.folder, golden)
         executor = _load(
             written.folder, [*golden, *(w for entry in held_out for w in entry.windows)], _COMPUTE
@@ -90,7 +92,11 @@ def prove(
         validation = None
         if held_out:
             validation = compare_models(
-                original(), ExecutorLogits(executor), held_out, calibration=calibration, on_tokens=on_tokens
+                original(),
+                ExecutorLogits(executor),
+                held_out,
+                calibration=calibration,
+                on_tokens=progress.advance,
             )
         executor.close()
         _write(stage.folder, Proof(validation, prompts, engine))

@@ -70,7 +70,6 @@ def build(
                 name: write(format=name, quantize_key=key) for name in (recipe.checkpoint, *recipe.compile)
             }
         with clock.stage("validate"):
-            tell.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
             proof = prove(
                 checkpoints[recipe.checkpoint],
                 partial(OriginalLogits, model.plan, model.source),
@@ -79,7 +78,7 @@ def build(
                 golden_prompts(recipe, model.tokenizer, held_out),
                 {"model": digest, "contract": asdict(contract)},
                 stages,
-                tell.advance,
+                tell,
             )
             gates = recipe.validation.gates.all if recipe.validation else ()
             results = evaluate_gates(gates, proof.validation.metrics) if proof.validation else ()
