@@ -27,7 +27,7 @@ bench-quality: $(READY)  ## quantization quality and time beside the peers' tabl
 clean:  ## remove the environment and build outputs
 	rm -rf $(VENV) build dist
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard runtime/kernels/native/*)
 	python3 -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
 	python3 -m venv $(VENV)
 	$(PY) -m pip install -q -c constraints.txt -e '.[dev]'

@@ -1,0 +1,56 @@
+// The kernels for avx2.
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "cpu.hpp"
+#include "kernel_table.hpp"
+
+#pragma GCC target("avx2,fma,f16c")
+
+namespace gristmill {
+namespace {
+#if __has_include("vectors.inl")
+#include "vectors.inl"
+#endif
+#if __has_include("elementwise.inl")
+#include "elementwise.inl"
+#endif
+#if __has_include("attention.inl")
+#include "attention.inl"
+#endif
+#if __has_include("linear_float.inl")
+#include "linear_float.inl"
+#endif
+#if __has_include("linear_int8_avx2.inl")
+#include "linear_int8_avx2.inl"
+#endif
+
+KernelTable make_table() {
+  KernelTable table{};
+  table.name = "avx2";
+  table.panel = 8;
+#if __has_include("elementwise.inl")
+  set_elementwise_kernels(table);
+#endif
+#if __has_include("attention.inl")
+  set_attention_kernels(table);
+#endif
+#if __has_include("linear_float.inl")
+  set_linear_float_kernels(table);
+#endif
+#if __has_include("linear_int8_avx2.inl")
+  set_linear_int8_kernels(table);
+#endif
+  return table;
+}
+
+}  // namespace
+
+const KernelTable* avx2_table() {
+  static const KernelTable table = make_table();
+  return supports_avx2() ? &table : nullptr;
+}
+
+}  // namespace gristmill
