@@ -11,7 +11,7 @@ from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.executors.base import Executor, KVCacheConfig
 from gristmill.runtime.model_plan import ModelPlan
-from gristmill.runtime.settings import Compute
+from gristmill.runtime.settings import Compute, EngineModes, ExecutorOptions
 
 __all__ = ["EXECUTORS", "OpenedEngine", "open_engine"]
 
@@ -20,12 +20,13 @@ __all__ = ["EXECUTORS", "OpenedEngine", "open_engine"]
 class OpenedEngine:
     """A folder that was checked but not loaded: what sizing needs, and the way on.
 
-    `weight_bytes` is the memory that the weights take in a compute format.
+    `modes` is what it can be asked for; `weight_bytes` the memory that the weights take in a compute format.
     """
 
     plan: ModelPlan
+    modes: EngineModes
     weight_bytes: Callable[[Compute], int]
-    load: Callable[[KVCacheConfig, Compute], Executor]
+    load: Callable[[KVCacheConfig, ExecutorOptions], Executor]
 
 
 def open_engine(folder: EngineFolder) -> OpenedEngine:
@@ -44,7 +45,7 @@ def _open_reference(folder: EngineFolder) -> OpenedEngine:
     def weight_bytes(compute: Compute) -> int:
         return checkpoint.plan.num_parameters() * (4 if compute == "float32" else 2)
 
-    def load(cache: KVCacheConfig, compute: Compute) -> Executor:
+    def load(cache: KVCacheConfig, options: ExecutorOptions) -> Executor:
         try:  # torch is an extra: serving with other executors does without
             from gristmill.runtime.executors.reference.executor import ReferenceExecutor
         except ModuleNotFoundError as error:
@@ -53,9 +54,10 @@ def _open_reference(folder: EngineFolder) -> OpenedEngine:
             raise UnsupportedError(
                 "the reference engine needs torch", hint='install it with: pip install "gristmill[build]"'
             ) from error
-        return ReferenceExecutor(checkpoint, cache, compute)
+        return ReferenceExecutor(checkpoint, cache, options.compute)
 
-    return OpenedEngine(checkpoint.plan, weight_bytes, load)
+    modes = EngineModes("reference", ("bfloat16", "float32"), ("float32", "bfloat16", "float16"))
+    return OpenedEngine(checkpoint.plan, modes, weight_bytes, load)
 
 
 EXECUTORS: Mapping[str, Callable[[EngineFolder], OpenedEngine]] = MappingProxyType(
