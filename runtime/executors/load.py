@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib.util
+import platform
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -13,7 +15,10 @@ from gristmill.runtime.executors.base import Executor, KVCacheConfig
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import Compute, EngineModes, ExecutorOptions
 
-__all__ = ["EXECUTORS", "OpenedEngine", "open_engine"]
+__all__ = ["EXECUTORS", "OpenedEngine", "best_engine", "engine_fault", "open_engine"]
+
+_PREFERENCE = ("native-x86", "reference")
+_NEEDS = {"native-x86": "gristmill.runtime.kernels._native", "reference": "torch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,32 @@ def open_engine(folder: EngineFolder) -> OpenedEngine:
             f"no executor for target {folder.target!r}", expected=" or ".join(sorted(EXECUTORS))
         )
     return opener(folder)
+
+
+def best_engine(targets: Iterable[str]) -> str:
+    """The fastest of `targets` that this machine can run. Raises UnsupportedError with the reasons."""
+    carried = [target for target in _PREFERENCE if target in set(targets)]
+    faults = {target: engine_fault(target) for target in carried}
+    for target, fault in faults.items():
+        if fault is None:
+            return target
+    raise UnsupportedError(
+        "no engine that this machine can run",
+        found=", ".join(f"{target} ({fault})" for target, fault in faults.items()) or "none",
+        expected=" or ".join(EXECUTORS),
+    )
+
+
+def engine_fault(target: str) -> str | None:
+    """Why this machine can't run engines for `target`; None if it can."""
+    if target not in EXECUTORS:
+        return "not known here"
+    machine = platform.machine()
+    if target == "native-x86" and machine.lower() not in ("x86_64", "amd64"):
+        return f"this machine is {machine}"
+    if importlib.util.find_spec(_NEEDS[target]) is None:
+        return f"needs {_NEEDS[target]}, which is not installed"
+    return None
 
 
 def _open_reference(folder: EngineFolder) -> OpenedEngine:
