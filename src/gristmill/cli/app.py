@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from gristmill.cli.build import build
+from gristmill.cli.doctor import doctor
 from gristmill.cli.generate import chat, generate
 from gristmill.cli.look import inspect, list_artifacts, verify
 from gristmill.cli.output import print_error, say
@@ -45,6 +46,7 @@ def create_app() -> typer.Typer:
     app.command("chat")(chat)
     app.command("generate")(generate)
     app.command("serve")(serve)
+    app.command("doctor")(doctor)
     return app
 
 
