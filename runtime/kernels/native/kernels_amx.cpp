@@ -47,7 +47,7 @@ KernelTable make_table() {
   set_linear_int8_kernels(table);
 #endif
 #if __has_include("linear_int8_amx.inl")
-  set_linear_int8_kernels(table);
+  set_linear_int8_tile_kernels(table);
 #endif
   return table;
 }

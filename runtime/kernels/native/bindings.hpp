@@ -1,0 +1,10 @@
+// What each part of the module adds to it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace gristmill {
+
+void bind_engine(pybind11::module_& m);
+
+}  // namespace gristmill
