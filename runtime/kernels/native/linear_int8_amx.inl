@@ -4,14 +4,15 @@
 // The int32 sums are exact and the float formula is the same, so results equal AVX-512's to the bit.
 
 constexpr int kChunkGroups = 16;  // activation groups whose codes are unpacked at a time
+constexpr int kGroupsAhead = 4;   // products in flight while one is scaled
 constexpr int kHalfBytes = kActivationGroup * 16;
 
 struct TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
   uint8_t reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 64, 0, 0, 32, 32, 64, 64};
-  uint8_t rows[16] = {16, 16, 0, 0, 16, 16, 8, 8};
+  uint16_t column_bytes[16] = {64, 32, 64};
+  uint8_t rows[16] = {16, 16, 8};
 };
 
 // One group's codes minus zero points as int8: kHalfBytes for rows 0..15, then for rows 16..31, each
@@ -36,9 +37,20 @@ inline void spread_points(const uint8_t* zero_line, __m512i& low, __m512i& high)
   high = _mm512_mullo_epi32(_mm512_srli_epi32(pairs, 16), ones);
 }
 
+// Zero points (int16 pairs of rows r and 16 + r) minus 128, by row.
+inline void store_offsets(const uint8_t* zero_line, int32_t* offsets) {
+  const __m512i pairs = _mm512_load_si512(zero_line);
+  const __m512i middle = _mm512_set1_epi32(128);
+  _mm512_store_si512(offsets, _mm512_sub_epi32(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff)), middle));
+  _mm512_store_si512(offsets + 16, _mm512_sub_epi32(_mm512_srli_epi32(pairs, 16), middle));
+}
+
+// `offsets` are what an int8 weight's zero points have beyond 128: code - zero point may need 9 bits,
+// so the codes are unpacked minus 128 and the rest is taken off the sums.
 struct Unpacked {
   alignas(64) int8_t codes[kChunkGroups * 2 * kHalfBytes];
   alignas(64) float scales[kChunkGroups * kTileRows];
+  alignas(64) int32_t offsets[kChunkGroups * kTileRows];
 };
 
 // A reader of a tile, activation group by activation group.
@@ -54,7 +66,8 @@ void unpack_chunk(const Weight& weight, TileCursor& cursor, int groups, Unpacked
     const uint8_t* scale_line = cursor.codes + inner * code_bytes(kKind);
     const uint8_t* zero_line = scale_line + scale_bytes(kKind);
     __m512i low = _mm512_set1_epi8(static_cast<char>(kKind == WeightKind::int4 ? 8 : 128)), high = low;
-    if (weight.zero_points) spread_points(zero_line, low, high);
+    if (kKind == WeightKind::int4 && weight.zero_points) spread_points(zero_line, low, high);
+    if (kKind == WeightKind::int8 && weight.zero_points) store_offsets(zero_line, unpacked.offsets + i * kTileRows);
     unpack_group<kKind>(cursor.codes + cursor.inner * code_bytes(kKind), low, high,
                         unpacked.codes + i * 2 * kHalfBytes);
     const RowScales scales = load_row_scales<kKind>(scale_line);
@@ -65,18 +78,22 @@ void unpack_chunk(const Weight& weight, TileCursor& cursor, int groups, Unpacked
 }
 
 // Issues one group's product of 16 tokens and 16 rows; it lands in `sums` [16 tokens][16 rows].
-// Tile registers are named in the instruction: one function for each of the two that alternate.
-#define GRISTMILL_MULTIPLY_TILES(name, sum_tile, value_tile, code_tile)                              \
-  inline void name(const int8_t* values, int64_t stride, const int8_t* codes, int32_t* sums) { \
-    _tile_loadd(value_tile, values, stride);                                                         \
-    _tile_loadd(code_tile, codes, 64);                                                               \
-    _tile_zero(sum_tile);                                                                            \
-    _tile_dpbssd(sum_tile, value_tile, code_tile);                                                   \
-    _tile_stored(sum_tile, sums, 64);                                                                \
+inline void multiply_tiles(const int8_t* values, int64_t stride, const int8_t* codes, int32_t* sums) {
+  _tile_loadd(1, values, stride);
+  _tile_loadd(2, codes, 64);
+  _tile_zero(0);
+  _tile_dpbssd(0, 1, 2);
+  _tile_stored(0, sums, 64);
+}
+
+// Takes offset * (sum of the token's values) off each sum.
+inline void subtract_offsets(const int32_t* value_sums, const int32_t* offsets, int32_t* sums) {
+  const __m512i rows = _mm512_load_si512(offsets);
+  for (int t = 0; t < 16; ++t) {
+    const __m512i excess = _mm512_mullo_epi32(rows, _mm512_set1_epi32(value_sums[t]));
+    _mm512_store_si512(sums + 16 * t, _mm512_sub_epi32(_mm512_load_si512(sums + 16 * t), excess));
   }
-GRISTMILL_MULTIPLY_TILES(multiply_even, 0, 4, 6)
-GRISTMILL_MULTIPLY_TILES(multiply_odd, 1, 5, 7)
-#undef GRISTMILL_MULTIPLY_TILES
+}
 
 inline void add_sums(const int32_t* sums, const float* value_scales, __m512 row_scales, __m512 (&out)[16]) {
 #pragma GCC unroll 16
@@ -87,27 +104,27 @@ inline void add_sums(const int32_t* sums, const float* value_scales, __m512 row_
   }
 }
 
-// The chunk's groups for 16 tokens and one half of the tile's rows, added to out[token * 32].
-// While one group's sums are scaled, the next one's product runs.
+// The chunk's groups for 16 tokens and one half of the tile's rows, added to out[token * 32]. While
+// one group's sums are scaled, the products of the next ones run.
+template <bool kOffsets>
 void multiply_half(const Unpacked& unpacked, int half, int groups, const int8_t* values, int64_t stride,
-                   const float* value_scales, float* out) {
-  alignas(64) int32_t even[256], odd[256];
+                   const float* value_scales, const int32_t* value_sums, float* out) {
+  alignas(64) int32_t sums[kGroupsAhead][256];
   const int8_t* codes = unpacked.codes + half * kHalfBytes;
   const float* scales = unpacked.scales + half * 16;
+  const auto issue = [&](int i) {
+    multiply_tiles(values + i * kActivationGroup, stride, codes + i * 2 * kHalfBytes, sums[i % kGroupsAhead]);
+  };
   __m512 totals[16];
 #pragma GCC unroll 16
   for (int t = 0; t < 16; ++t) totals[t] = _mm512_load_ps(out + t * kTileRows);
-  multiply_even(values, stride, codes, even);
-  for (int i = 0; i < groups; i += 2) {
-    if (i + 1 < groups) {
-      multiply_odd(values + (i + 1) * kActivationGroup, stride, codes + (i + 1) * 2 * kHalfBytes, odd);
+  for (int i = 0; i < groups && i < kGroupsAhead; ++i) issue(i);
+  for (int i = 0; i < groups; ++i) {
+    if constexpr (kOffsets) {
+      subtract_offsets(value_sums + i * 16, unpacked.offsets + i * kTileRows + half * 16, sums[i % kGroupsAhead]);
     }
-    add_sums(even, value_scales + i * 16, _mm512_load_ps(scales + i * kTileRows), totals);
-    if (i + 1 == groups) break;
-    if (i + 2 < groups) {
-      multiply_even(values + (i + 2) * kActivationGroup, stride, codes + (i + 2) * 2 * kHalfBytes, even);
-    }
-    add_sums(odd, value_scales + (i + 1) * 16, _mm512_load_ps(scales + (i + 1) * kTileRows), totals);
+    add_sums(sums[i % kGroupsAhead], value_scales + i * 16, _mm512_load_ps(scales + i * kTileRows), totals);
+    if (i + kGroupsAhead < groups) issue(i + kGroupsAhead);
   }
 #pragma GCC unroll 16
   for (int t = 0; t < 16; ++t) _mm512_store_ps(out + t * kTileRows, totals[t]);
@@ -117,6 +134,8 @@ template <WeightKind kKind>
 void multiply_wide_panels(const Weight& weight, const uint8_t* tile, const Activations& x, int first, int count,
                           float* out) {
   Unpacked unpacked;
+  const auto multiply =
+      kKind == WeightKind::int8 && weight.zero_points ? multiply_half<true> : multiply_half<false>;
   for (int i = 0; i < count * 16 * kTileRows; i += 16) _mm512_store_ps(out + i, _mm512_setzero_ps());
   TileCursor cursor{tile};
   const int all = weight.columns / kActivationGroup;
@@ -126,10 +145,10 @@ void multiply_wide_panels(const Weight& weight, const uint8_t* tile, const Activ
     for (int panel = 0; panel < count; ++panel) {
       const int64_t start = static_cast<int64_t>(first + panel) * 16 * x.columns;
       const int8_t* values = static_cast<const int8_t*>(x.values) + start + group * kActivationGroup;
-      const float* scales = x.scales + start / kActivationGroup + group * 16;
+      const int64_t scale = start / kActivationGroup + group * 16;
       for (int half = 0; half < 2; ++half) {
-        multiply_half(unpacked, half, groups, values, x.columns, scales,
-                      out + panel * 16 * kTileRows + half * 16);
+        multiply(unpacked, half, groups, values, x.columns, x.scales + scale, x.sums + scale,
+                 out + panel * 16 * kTileRows + half * 16);
       }
     }
   }

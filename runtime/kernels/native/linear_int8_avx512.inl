@@ -2,7 +2,7 @@
 //
 // Weight codes are the unsigned operand of vpdpbusd and activations the signed one, so a zero point
 // costs nothing but the accumulator's first value. High nibbles are used where they stand, times 16;
-// the activation scale is divided by 16 instead, which is exact.
+// their rows' scales are divided by 16 instead, which is exact.
 
 // gcc 12 copies a register around every _mm512_dpbusd_epi32 of an unrolled array; this does not.
 inline void dot4(__m512i& sums, __m512i codes, __m512i values) {
@@ -36,20 +36,31 @@ inline RowScales load_row_scales(const uint8_t* line) {
   }
 }
 
-// -zero point * (sum of the group's values), what a dot product of raw codes has too much.
-template <WeightKind kKind, bool kZeroPoints>
-inline void start_sums(const uint8_t* zero_line, int32_t sum, __m512i& low, __m512i& high) {
+// -zero point * (sum of the group's values), what a dot product of raw codes has too much; times 16 for
+// high nibbles. The first values are read back from memory: broadcasting loads cost no arithmetic port.
+template <WeightKind kKind, bool kZeroPoints, int kWidth>
+inline void start_sums(const uint8_t* zero_line, const int32_t* value_sums, __m512i* low, __m512i* high) {
   constexpr int kShift = kKind == WeightKind::int4 ? 4 : 0;
   if constexpr (kZeroPoints) {
     const __m512i points = _mm512_load_si512(zero_line);
-    const __m512i first = _mm512_set1_epi32(-sum & 0xffff);
-    low = _mm512_dpwssd_epi32(_mm512_setzero_si512(), points, first);
-    high = _mm512_dpwssd_epi32(_mm512_setzero_si512(), points, _mm512_slli_epi32(first, 16));
-    high = _mm512_slli_epi32(high, kShift);
+#pragma GCC unroll 8
+    for (int t = 0; t < kWidth; ++t) {
+      const __m512i first = _mm512_set1_epi32(-value_sums[t] & 0xffff);
+      low[t] = _mm512_dpwssd_epi32(_mm512_setzero_si512(), points, first);
+      high[t] = _mm512_dpwssd_epi32(_mm512_setzero_si512(), points, _mm512_slli_epi32(first, 16));
+      high[t] = _mm512_slli_epi32(high[t], kShift);
+    }
   } else {
-    const int32_t start = -(kKind == WeightKind::int4 ? 8 : 128) * sum;
-    low = _mm512_set1_epi32(start);
-    high = _mm512_set1_epi32(start * (1 << kShift));
+    constexpr int kPoint = kKind == WeightKind::int4 ? 8 : 128;
+    alignas(32) int32_t starts[2][kWidth];
+    for (int t = 0; t < kWidth; ++t) starts[0][t] = value_sums[t] * -kPoint;
+    for (int t = 0; t < kWidth; ++t) starts[1][t] = value_sums[t] * -(kPoint << kShift);
+    asm("" : "+m"(starts));
+#pragma GCC unroll 8
+    for (int t = 0; t < kWidth; ++t) {
+      low[t] = _mm512_set1_epi32(starts[0][t]);
+      high[t] = _mm512_set1_epi32(starts[1][t]);
+    }
   }
 }
 
@@ -75,15 +86,14 @@ inline void prefetch_quad(const uint8_t* codes, int quad) {
   if constexpr (kKind == WeightKind::int8) _mm_prefetch(ahead + 64, _MM_HINT_T0);
 }
 
-// One activation group into the accumulators out[token][32]; they live in memory (first level cache)
-// for 8 tokens, where 16 integer sums fill the registers, and are registers after inlining below.
+// One activation group into the accumulators out[token][32], which live in the first level cache: with
+// 8 tokens the 16 integer sums leave no registers for them.
 template <WeightKind kKind, bool kZeroPoints, int kWidth, bool kPrefetch>
 inline void multiply_group(const uint8_t* codes, const uint8_t* zero_line, const RowScales& scales,
                            const int32_t* values, const float* value_scales, const int32_t* value_sums,
                            float* out) {
   __m512i low[kWidth], high[kWidth];
-#pragma GCC unroll 8
-  for (int t = 0; t < kWidth; ++t) start_sums<kKind, kZeroPoints>(zero_line, value_sums[t], low[t], high[t]);
+  start_sums<kKind, kZeroPoints, kWidth>(zero_line, value_sums, low, high);
 #pragma GCC unroll 8
   for (int quad = 0; quad < kGroupQuads; ++quad) {
     __m512i low_codes, high_codes;
@@ -96,12 +106,12 @@ inline void multiply_group(const uint8_t* codes, const uint8_t* zero_line, const
       dot4(high[t], high_codes, four);
     }
   }
-  constexpr float kHighFactor = kKind == WeightKind::int4 ? 0.0625f : 1.0f;
 #pragma GCC unroll 8
   for (int t = 0; t < kWidth; ++t) {
     float* row = out + t * kTileRows;
-    const __m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(low[t]), _mm512_set1_ps(value_scales[t]));
-    const __m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(high[t]), _mm512_set1_ps(value_scales[t] * kHighFactor));
+    const __m512 scale = _mm512_set1_ps(value_scales[t]);
+    const __m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(low[t]), scale);
+    const __m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(high[t]), scale);
     _mm512_store_ps(row, _mm512_fmadd_ps(a, scales.low, _mm512_load_ps(row)));
     _mm512_store_ps(row + 16, _mm512_fmadd_ps(b, scales.high, _mm512_load_ps(row + 16)));
   }
@@ -115,7 +125,10 @@ void multiply_panel(const Weight& weight, const uint8_t* tile, const int32_t* va
   for (int group = 0; group < weight.columns / weight.group; ++group) {
     const uint8_t* scale_line = tile + inner * code_bytes(kKind);
     const uint8_t* zero_line = scale_line + scale_bytes(kKind);
-    const RowScales row_scales = load_row_scales<kKind>(scale_line);
+    RowScales row_scales = load_row_scales<kKind>(scale_line);
+    if constexpr (kKind == WeightKind::int4) {
+      row_scales.high = _mm512_mul_ps(row_scales.high, _mm512_set1_ps(0.0625f));
+    }
     if constexpr (kPrefetch) {
       _mm_prefetch(reinterpret_cast<const char*>(scale_line) + kPrefetchBytes, _MM_HINT_T0);
     }
