@@ -3,7 +3,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench-quality clean
+.PHONY: demo test check format bench-engine bench-peers bench-quality clean
 
 demo: $(READY)  ## build the demo model, serve it, ask one question
 	$(PY) -m gristmill.cli.demo
@@ -22,7 +22,13 @@ format: $(READY)  ## format and fix what can be fixed
 	$(VENV)/bin/ruff check --fix .
 
 bench-quality: $(READY)  ## quantization quality and time beside the peers' table
-	$(PY) tests/benchmarks/quality.py $(ARGS)
+	$(PY) -m tests.benchmarks.quality $(ARGS)
+
+bench-peers: $(READY)  ## the engine benchmark's peers and their models, under build/peers; takes minutes once
+	$(PY) -m tests.benchmarks.peers
+
+bench-engine: $(READY)  ## prefill and decode beside the peers and the machine's own limits
+	$(PY) -m tests.benchmarks.engine $(ARGS)
 
 clean:  ## remove the environment and build outputs
 	rm -rf $(VENV) build dist

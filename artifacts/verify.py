@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -15,7 +15,7 @@ from gristmill.artifacts.reading import reading
 from gristmill.runtime.errors import IntegrityError
 from gristmill.runtime.files import sha256_file
 
-__all__ = ["FileFault", "VerifyReport", "require_verified", "verify_artifact"]
+__all__ = ["FileFault", "VerifyReport", "require_contents", "require_verified", "verify_artifact"]
 
 Rule = Literal["missing", "extra", "kind", "size", "sha256", "digest"]
 
@@ -65,17 +65,31 @@ def verify_artifact(artifact: Artifact, *, full: bool = True) -> VerifyReport:
 def require_verified(artifact: Artifact, *, full: bool = True) -> VerifyReport:
     """`verify_artifact`, raising IntegrityError that names the first fault's file and rule."""
     report = verify_artifact(artifact, full=full)
-    if report.faults:
-        first, *others = report.faults
-        more = f" (and {len(others)} more)" if others else ""
-        raise IntegrityError(
-            f"artifact {artifact.name}: {first.path}: {first.rule}{more}",
-            found=first.found,
-            expected=first.expected,
-            hint="the artifact is damaged; build or pull it again",
-            details=[str(fault) for fault in report.faults],
-        )
+    _require_none(artifact, report.faults)
     return report
+
+
+def require_contents(artifact: Artifact, paths: Iterable[str]) -> None:
+    """Compare the contents of some of the manifest's files. Raises IntegrityError naming the first."""
+    with reading(artifact.folder):
+        found = (
+            _content_fault(artifact.folder, path, artifact.manifest.files[path].sha256) for path in paths
+        )
+        _require_none(artifact, tuple(fault for fault in found if fault))
+
+
+def _require_none(artifact: Artifact, faults: Sequence[FileFault]) -> None:
+    if not faults:
+        return
+    first, *others = faults
+    more = f" (and {len(others)} more)" if others else ""
+    raise IntegrityError(
+        f"artifact {artifact.name}: {first.path}: {first.rule}{more}",
+        found=first.found,
+        expected=first.expected,
+        hint="the artifact is damaged; build or pull it again",
+        details=[str(fault) for fault in faults],
+    )
 
 
 def _faults(artifact: Artifact, *, full: bool) -> Iterator[FileFault]:

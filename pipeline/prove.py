@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -25,14 +25,14 @@ from gristmill.runtime.executors.base import Executor, KVCacheConfig
 from gristmill.runtime.executors.load import open_engine
 from gristmill.runtime.files import write_atomic
 from gristmill.runtime.golden import record_golden, require_golden
-from gristmill.runtime.settings import Compute
+from gristmill.runtime.settings import ExecutorOptions
 
 __all__ = ["GOLDEN_TOLERANCE", "Proof", "prove"]
 
 GOLDEN_TOLERANCE = 0.02
 """Largest KL in nats at which an engine passes; bfloat16 noise on the demo model is a tenth of it."""
 
-_COMPUTE: Compute = "bfloat16"
+_COMPUTE: Literal["bfloat16"] = "bfloat16"
 _BLOCK = 16
 _CONTINUATION = 16
 _CODE = (
@@ -117,11 +117,13 @@ def _self_test(executor: Executor, prompts: tuple[GoldenPrompt, ...]) -> Engine:
     return Engine(REFERENCE, info.compute, info.kv_cache, dict(info.kernels), proof)
 
 
-def _load(checkpoint: Path, sequences: Sequence[Sequence[int]], compute: Compute) -> Executor:
+def _load(
+    checkpoint: Path, sequences: Sequence[Sequence[int]], compute: Literal["bfloat16", "float32"]
+) -> Executor:
     """The reference engine, with a cache for the longest of `sequences` and its continuation."""
     opened = open_engine(EngineFolder("checkpoint", REFERENCE, checkpoint, checkpoint))
     tokens = max(map(len, sequences)) + _CONTINUATION
-    return opened.load(KVCacheConfig(-(-tokens // _BLOCK), _BLOCK, compute), compute)
+    return opened.load(KVCacheConfig(-(-tokens // _BLOCK), _BLOCK, compute), ExecutorOptions(compute))
 
 
 def _write(folder: Path, proof: Proof) -> None:

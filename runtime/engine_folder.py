@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +31,9 @@ class EngineFolder:
 
     `path` is the engine's own folder (for `reference` the checkpoint itself);
     `checkpoint` holds configuration, tokenizer, chat template and generation
-    defaults. `name` is the model id shown to clients.
+    defaults. `name` is the model id shown to clients. `tolerances` maps a compute
+    and a KV format to the largest KL in nats at which the engine, so used,
+    reproduces `golden`, as measured when it was made.
     """
 
     name: str
@@ -39,3 +42,4 @@ class EngineFolder:
     checkpoint: Path
     digest: str | None = None
     golden: tuple[GoldenPrompt, ...] = field(default=())
+    tolerances: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -7,25 +7,32 @@ both paths and the paged cache between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.runtime.engine_folder import GoldenPrompt
 from gristmill.runtime.errors import InputError, IntegrityError
-from gristmill.runtime.executors.base import Executor, SequenceStep
+from gristmill.runtime.executors.base import Executor, ExecutorInfo, SequenceStep
 
 __all__ = [
+    "DEFAULT_TOLERANCE",
     "GoldenReport",
     "PromptComparison",
     "compare_golden",
+    "golden_tolerance",
     "record_golden",
     "require_golden",
+    "short_golden",
 ]
 
+DEFAULT_TOLERANCE = 0.02
+"""Largest KL in nats where none was recorded; bfloat16 noise on the demo model is a tenth of it."""
+
 _BATCH_TOKENS = 2048
+_SHORT_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,24 @@ def record_golden(
     longer than the plan or the cache allow.
     """
     return tuple(_record(executor, tuple(prompt), positions, continuation) for prompt in prompts)
+
+
+def short_golden(golden: Sequence[GoldenPrompt]) -> GoldenPrompt:
+    """The shortest prompt, cut to one prefill and one decode: the proof that every start can afford."""
+    shortest = min(golden, key=lambda prompt: len(prompt.token_ids))
+    return replace(shortest, logits=shortest.logits[-_SHORT_ROWS:])
+
+
+def golden_tolerance(recorded: Mapping[tuple[str, str], float], info: ExecutorInfo) -> float:
+    """The tolerance of an engine's compute and KV format: the recorded one, else `DEFAULT_TOLERANCE`.
+
+    A KV format of 16 or 32 bits that was not recorded counts as bfloat16, the least exact of them.
+    """
+    if (info.compute, info.kv_cache) in recorded:
+        return recorded[info.compute, info.kv_cache]
+    if info.kv_cache in ("float16", "float32"):
+        return recorded.get((info.compute, "bfloat16"), DEFAULT_TOLERANCE)
+    return DEFAULT_TOLERANCE
 
 
 def compare_golden(executor: Executor, golden: Sequence[GoldenPrompt], tolerance: float) -> GoldenReport:

@@ -11,9 +11,9 @@ from gristmill.runtime.chat_form import Message
 from gristmill.runtime.engine import EngineRequest, LLMEngine
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import InputError
-from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig
+from gristmill.runtime.executors.base import Executor, ExecutorInfo, KVCacheConfig
 from gristmill.runtime.executors.load import open_engine
-from gristmill.runtime.golden import require_golden
+from gristmill.runtime.golden import golden_tolerance, require_golden, short_golden
 from gristmill.runtime.memory import FreeMemory, free_memory, plan_memory
 from gristmill.runtime.outputs import OutputCollector, OutputDelta, RequestOutput
 from gristmill.runtime.sampling.params import SamplingParams
@@ -44,16 +44,20 @@ def load_engine(
     tell = report or (lambda line: None)
     opened = open_engine(folder)
     tokenizer = load_tokenizer(folder.checkpoint)
-    memory = plan_memory(opened.plan, opened.weight_bytes(settings.compute), settings, free or free_memory())
+    settings, options = opened.modes.choose(settings)
+    memory = plan_memory(opened.plan, opened.weight_bytes(options.compute), settings, free or free_memory())
     for line in memory.lines():
         tell(line)
     cache = KVCacheConfig(memory.num_blocks, memory.block_size, settings.kv_dtype)
-    executor = opened.load(cache, settings.compute)
-    tell(_describe(folder.name, executor.info, memory.max_model_len))
-    if folder.golden:
-        proof = require_golden(executor, folder.golden, settings.golden_tolerance)
-        tell(f"golden prompts: {len(proof.prompts)} pass, largest KL {proof.kl_max:.2g} nats")
-    return LLMEngine(executor, tokenizer, settings)
+    executor = opened.load(cache, options)
+    try:
+        tell(_describe(folder.name, executor.info, memory.max_model_len))
+        if folder.golden:
+            tell(_prove(executor, folder, settings))
+        return LLMEngine(executor, tokenizer, settings)
+    except BaseException:
+        executor.close()
+        raise
 
 
 class LLM:
@@ -203,6 +207,19 @@ def _params_for(
 
 def _is_one_chat(messages: Sequence[Any]) -> bool:
     return bool(messages) and isinstance(messages[0], Mapping)
+
+
+def _prove(executor: Executor, folder: EngineFolder, settings: EngineSettings) -> str:
+    """One short golden prompt, or all of them; raises IntegrityError if the engine does not pass."""
+    golden = folder.golden if settings.golden_full else (short_golden(folder.golden),)
+    tolerance = settings.golden_tolerance
+    if tolerance is None:
+        tolerance = golden_tolerance(folder.tolerances, executor.info)
+    proof = require_golden(executor, golden, tolerance)
+    return (
+        f"golden prompts: {len(proof.prompts)} of {len(folder.golden)} run, "
+        f"largest KL {proof.kl_max:.2g} nats, {tolerance:.2g} allowed"
+    )
 
 
 def _describe(name: str, info: ExecutorInfo, max_model_len: int) -> str:

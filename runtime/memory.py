@@ -16,6 +16,8 @@ from gristmill.runtime.settings import EngineSettings
 __all__ = ["FreeMemory", "MemoryPlan", "free_memory", "plan_memory"]
 
 _BITS: dict[KVDtype, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
+_SCALED = ("int8", "int4")
+_SCALE_BYTES = 8  # float32, and as much again for what an engine pads
 _RUNTIME = 256 << 20  # the interpreter, its libraries and allocator slack
 _CACHE_SHARE = 0.5  # of what weights and work space leave, unless the user says how much
 
@@ -88,7 +90,7 @@ def plan_memory(plan: ModelPlan, weights: int, settings: EngineSettings, free: F
     if settings.memory_bytes is not None and settings.memory_bytes < free.size:
         budget = FreeMemory(settings.memory_bytes, "your limit")
     work = _work_bytes(plan, settings)
-    block_bytes = -(-plan.kv_elements_per_token * settings.block_size * _BITS[settings.kv_dtype] // 8)
+    block_bytes = settings.block_size * _kv_bytes_per_token(plan, settings.kv_dtype)
     per_context = -(-max_model_len // settings.block_size)
     rest = max(0, budget.size - weights - work)
     if settings.kv_cache_bytes is not None:
@@ -113,6 +115,14 @@ def _max_model_len(plan: ModelPlan, settings: EngineSettings) -> int:
             expected=f"at most {plan.max_positions}",
         )
     return settings.max_model_len
+
+
+def _kv_bytes_per_token(plan: ModelPlan, dtype: KVDtype) -> int:
+    """Codes, and for integers a float32 scale for each token's key and value of a head, and their padding."""
+    codes = -(-plan.kv_elements_per_token * _BITS[dtype] // 8)
+    if dtype not in _SCALED:
+        return codes
+    return codes + sum(2 * layer.attention.num_kv_heads * _SCALE_BYTES for layer in plan.layers)
 
 
 def _work_bytes(plan: ModelPlan, settings: EngineSettings) -> int:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from gristmill.runtime.strict_json import from_json
+
 __all__ = [
     "AttentionPlan",
     "LayerPlan",
@@ -208,3 +210,8 @@ class ModelPlan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-ready values, for an engine's `plan.json`."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> ModelPlan:
+        """Inverse of `to_dict`, before or after JSON. Raises InputError naming a field that is wrong."""
+        return from_json(cls, data, "model")

@@ -1,27 +1,27 @@
-"""How an engine is sized: what the user chooses, and nothing that is derived from it."""
+"""How an engine is sized and asked to compute: what the user chooses, and what an engine accepts of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
-from gristmill.runtime.errors import InputError
+from gristmill.runtime.errors import InputError, UnsupportedError
 from gristmill.runtime.executors.base import KVDtype
 
-__all__ = ["Compute", "EngineSettings"]
+__all__ = ["Compute", "EngineModes", "EngineSettings", "ExecutorOptions"]
 
-Compute = Literal["bfloat16", "float32"]
+Compute = Literal["int8", "bfloat16", "float32"]
 
 _AT_LEAST_ONE = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_scored_tokens")
-_OPTIONAL = ("max_model_len", "memory_bytes", "kv_cache_bytes")
+_OPTIONAL = ("max_model_len", "memory_bytes", "kv_cache_bytes", "threads")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Sizes and number formats of one engine. Raises InputError for a value that can't be meant.
 
-    compute                 the number format of activations
-    kv_cache_dtype          None stores keys and values in `compute`
+    compute                 the number format of activations; None for the engine's default
+    kv_cache_dtype          None stores keys and values in float32 beside float32 compute, else in bfloat16
     block_size              tokens in a block of the paged cache
     max_model_len           tokens of one request, prompt and answer; None for the model's own limit
     max_num_seqs            requests that run at once
@@ -30,10 +30,15 @@ class EngineSettings:
     max_waiting             requests that may queue beyond those that run
     memory_bytes            most memory for weights, cache and work space together; None for what is free
     kv_cache_bytes          most memory for the cache; None for what is useful and fits
-    golden_tolerance        largest KL in nats at which an engine passes its start-up proof
+    golden_tolerance        largest KL in nats at which an engine passes its start-up proof; None for the
+                            one that was recorded when the engine was made
+    golden_full             prove all golden prompts at start, not one short one
+    threads                 threads that compute; None for as many as this process may use
+    debug_nan               look for NaN after each layer, and name the layer
+    profile                 measure the time of each operation
     """
 
-    compute: Compute = "bfloat16"
+    compute: Compute | None = None
     kv_cache_dtype: KVDtype | None = None
     block_size: int = 16
     max_model_len: int | None = None
@@ -43,11 +48,15 @@ class EngineSettings:
     max_waiting: int = 256
     memory_bytes: int | None = None
     kv_cache_bytes: int | None = None
-    golden_tolerance: float = 0.02
+    golden_tolerance: float | None = None
+    golden_full: bool = False
+    threads: int | None = None
+    debug_nan: bool = False
+    profile: bool = False
 
     def __post_init__(self) -> None:
-        if self.compute not in ("bfloat16", "float32"):
-            raise InputError("compute is unknown", found=self.compute, expected="bfloat16 or float32")
+        _require_one_of("compute", self.compute, get_args(Compute))
+        _require_one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(KVDtype))
         for name in (*_AT_LEAST_ONE, *_OPTIONAL):
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -58,4 +67,53 @@ class EngineSettings:
     @property
     def kv_dtype(self) -> KVDtype:
         """The number format of cached keys and values."""
-        return self.compute if self.kv_cache_dtype is None else self.kv_cache_dtype
+        if self.kv_cache_dtype is not None:
+            return self.kv_cache_dtype
+        return "float32" if self.compute == "float32" else "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions:
+    """What an executor is told beside its cache; each field as in `EngineSettings`."""
+
+    compute: Compute
+    threads: int | None = None
+    debug_nan: bool = False
+    profile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModes:
+    """What one engine can be asked for: its compute formats (the default first), KV formats and options."""
+
+    engine: str
+    computes: tuple[Compute, ...]
+    kv_dtypes: tuple[KVDtype, ...]
+    options: frozenset[str] = frozenset()
+
+    def choose(self, settings: EngineSettings) -> tuple[EngineSettings, ExecutorOptions]:
+        """`settings` with the formats that will be used, and what the executor is told.
+
+        Raises UnsupportedError naming what this engine lacks: nothing that was asked for is ignored.
+        """
+        compute = self.computes[0] if settings.compute is None else settings.compute
+        settings = replace(settings, compute=compute)
+        settings = replace(settings, kv_cache_dtype=settings.kv_dtype)
+        self._require("compute", compute, self.computes)
+        self._require("kv_cache_dtype", settings.kv_dtype, self.kv_dtypes)
+        for option in ("threads", "debug_nan", "profile"):
+            if getattr(settings, option) and option not in self.options:
+                raise UnsupportedError(f"the {self.engine} engine has no option {option}")
+        options = ExecutorOptions(compute, settings.threads, settings.debug_nan, settings.profile)
+        return settings, options
+
+    def _require(self, what: str, asked: str, known: tuple[str, ...]) -> None:
+        if asked not in known:
+            raise UnsupportedError(
+                f"the {self.engine} engine has no {what} {asked}", expected=" or ".join(known)
+            )
+
+
+def _require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise InputError(f"{name} is unknown", found=value, expected=" or ".join(known))

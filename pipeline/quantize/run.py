@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -25,7 +26,6 @@ from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.runtime.errors import IntegrityError
 from gristmill.runtime.executors.reference.blocks import to_numpy
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan
-from gristmill.runtime.settings import Compute
 from gristmill.runtime.sources.base import Tensor
 
 __all__ = ["QuantizedModel", "quantize_key", "quantize_model", "walk_compute"]
@@ -122,7 +122,7 @@ def _results(
             step.leave(served_weights(weights, result))
 
 
-def walk_compute(plan: ModelPlan) -> Compute:
+def walk_compute(plan: ModelPlan) -> Literal["bfloat16", "float32"]:
     """The walk's number format: bfloat16 models as they are, all others without loss."""
     return "bfloat16" if plan.dtype == "bfloat16" else "float32"
 

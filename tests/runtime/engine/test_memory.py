@@ -67,10 +67,20 @@ def test_the_users_cache_size_is_held(plan: ModelPlan) -> None:
     assert size(plan, 8000, max_num_seqs=64, kv_cache_bytes=20 * MIB).cache == 20 * MIB
 
 
-@pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("float16", 16), ("int8", 8), ("int4", 4)])
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("float16", 16), ("fp8", 8)])
 def test_a_block_is_as_large_as_its_number_format(plan: ModelPlan, dtype: Any, bits: int) -> None:
     memory = size(plan, 8000, kv_cache_dtype=dtype)
     assert memory.block_bytes == plan.kv_elements_per_token * 16 * bits // 8
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("int8", 8), ("int4", 4)])
+def test_a_block_of_integers_holds_a_scale_for_each_key_and_value(
+    plan: ModelPlan, dtype: Any, bits: int
+) -> None:
+    memory = size(plan, 8000, kv_cache_dtype=dtype)
+    codes = plan.kv_elements_per_token * 16 * bits // 8
+    scales = 8 * 2 * 8 * 16 * 4  # layers, key and value, heads, tokens, bytes of a float32
+    assert codes + scales <= memory.block_bytes <= codes + 2 * scales
 
 
 def test_too_little_memory_is_an_error_with_what_would_fit(plan: ModelPlan) -> None:

@@ -1,0 +1,1 @@
+"""The native engine: its files, and the executor over its kernels."""
