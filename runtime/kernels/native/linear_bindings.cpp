@@ -1,6 +1,7 @@
 // The linear kernels of one instruction set for Python: tests run them on panels of their own.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "bindings.hpp"
 #include "dispatch.hpp"
@@ -111,6 +113,14 @@ int value_bytes(ActivationForm form) {
   return form == ActivationForm::int8 ? 1 : form == ActivationForm::bfloat16 ? 2 : 4;
 }
 
+std::vector<std::string> linear_forms(const std::string& isa) {
+  const KernelTable& table = select_table(isa);
+  std::vector<std::string> forms;
+  if (table.linear_int8 != nullptr) forms.emplace_back("int8");
+  if (table.linear_float != nullptr) forms.insert(forms.end(), {"bfloat16", "float32"});
+  return forms;
+}
+
 using Kernel = void (*)(const Weight&, int, const Activations&, int, int, float*);
 
 Kernel kernel_of(const KernelTable& table, ActivationForm form) {
@@ -168,6 +178,8 @@ py::array_t<float> linear_panel(const std::string& isa, const std::string& kind,
 }  // namespace
 
 void bind_linear_kernels(py::module_& m) {
+  m.def("linear_forms", &linear_forms, py::arg("isa"),
+        "The forms of activations that an instruction set has linear kernels for.");
   m.def("linear_panel", &linear_panel, py::arg("isa"), py::arg("kind"), py::arg("packed"), py::arg("rows"),
         py::arg("columns"), py::arg("group"), py::arg("zero_points"), py::arg("form"), py::arg("values"),
         py::arg("scales"), py::arg("sums"), py::arg("tokens"), py::arg("panel"), py::arg("last"),

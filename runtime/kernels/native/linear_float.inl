@@ -131,7 +131,7 @@ inline void broadcast_pair(const uint16_t* x, Floats& first, Floats& second) {
   second = broadcast(values[1]);
 }
 
-// Values of one token in two columns: adjacent in a panel of bfloat16, a row apart in one of float.
+// From one token's first value of a pair of columns to the next token's.
 constexpr int token_step(const float*) { return 1; }
 constexpr int token_step(const uint16_t*) { return 2; }
 
