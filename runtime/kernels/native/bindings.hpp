@@ -6,5 +6,6 @@
 namespace gristmill {
 
 void bind_engine(pybind11::module_& m);
+void bind_linear_kernels(pybind11::module_& m);
 
 }  // namespace gristmill

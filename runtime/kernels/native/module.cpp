@@ -15,4 +15,5 @@ PYBIND11_MODULE(_native, m) {
     return names;
   }, "The instruction sets that this machine runs, slowest first.");
   gristmill::bind_engine(m);
+  gristmill::bind_linear_kernels(m);
 }
