@@ -155,8 +155,8 @@ void multiply_wide_panels(const Weight& weight, const uint8_t* tile, const Activ
 }
 
 void linear_int8_tiles(const Weight& weight, int tile, const Activations& x, int first, int count, float* out) {
-  int wide = count;
-  if (first + count == x.panels && x.last != 16) --wide;
+  const bool narrow_last = first + count == x.panels && x.last != 16;
+  const int wide = x.panel != 16 ? 0 : narrow_last ? count - 1 : count;
   if (wide > 0) {
     const TileConfig config;
     _tile_loadconfig(&config);
@@ -168,7 +168,7 @@ void linear_int8_tiles(const Weight& weight, int tile, const Activations& x, int
     }
     _tile_release();
   }
-  if (wide < count) linear_int8(weight, tile, x, first + wide, 1, out + wide * 16 * kTileRows);
+  if (wide < count) linear_int8(weight, tile, x, first + wide, count - wide, out + wide * 16 * kTileRows);
 }
 
 void set_linear_int8_tile_kernels(KernelTable& table) { table.linear_int8 = linear_int8_tiles; }
