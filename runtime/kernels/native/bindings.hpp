@@ -1,0 +1,10 @@
+// The parts of the Python module, one function a part.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace gristmill {
+
+void bind_attention_kernels(pybind11::module_& m);  // and elementwise ones
+
+}  // namespace gristmill
