@@ -1,4 +1,5 @@
 // What each part of the module adds to it.
+// The parts of the Python module, one function a part.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,5 +8,6 @@ namespace gristmill {
 
 void bind_engine(pybind11::module_& m);
 void bind_linear_kernels(pybind11::module_& m);
+void bind_attention_kernels(pybind11::module_& m);  // and elementwise ones
 
 }  // namespace gristmill

@@ -16,4 +16,5 @@ PYBIND11_MODULE(_native, m) {
   }, "The instruction sets that this machine runs, slowest first.");
   gristmill::bind_engine(m);
   gristmill::bind_linear_kernels(m);
+  gristmill::bind_attention_kernels(m);
 }
