@@ -12,6 +12,8 @@ from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.executors.base import Executor, KVCacheConfig
+from gristmill.runtime.executors.native.engine_file import read_engine_file
+from gristmill.runtime.executors.native.modes import NATIVE_MODES
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import Compute, EngineModes, ExecutorOptions
 
@@ -91,6 +93,18 @@ def _open_reference(folder: EngineFolder) -> OpenedEngine:
     return OpenedEngine(checkpoint.plan, modes, weight_bytes, load)
 
 
+def _open_native(folder: EngineFolder) -> OpenedEngine:
+    engine = read_engine_file(folder.path)
+
+    def load(cache: KVCacheConfig, options: ExecutorOptions) -> Executor:
+        # Only here, so that other engines run where the extension was not built.
+        from gristmill.runtime.executors.native.executor import NativeExecutor
+
+        return NativeExecutor(engine, cache, options)
+
+    return OpenedEngine(engine.plan, NATIVE_MODES, lambda compute: engine.bytes, load)
+
+
 EXECUTORS: Mapping[str, Callable[[EngineFolder], OpenedEngine]] = MappingProxyType(
-    {"reference": _open_reference}
+    {"native-x86": _open_native, "reference": _open_reference}
 )

@@ -43,8 +43,76 @@ inline Floats first_lanes(Floats a, int n, Floats other) {
 }
 // 2^n for whole n in -126 .. 127.
 inline Floats power_of_two(Floats n) {
-  const __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
-  return {_mm512_castsi512_ps(bits)};
+  const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+}
+// Lanes 0 .. n - 1 of p (n at most 16); the others are zero and not read.
+inline __mmask16 lanes_below(int n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
+inline Floats load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(lanes_below(n), p)}; }
+inline void store_first(float* p, Floats a, int n) { _mm512_mask_storeu_ps(p, lanes_below(n), a.v); }
+// Bit i is set where lane i of a equals lane i of b.
+inline unsigned equal_lanes(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
+inline Floats select_below(Floats a, Floats limit, Floats then, Floats otherwise) {
+  return {_mm512_mask_mov_ps(otherwise.v, _mm512_cmp_ps_mask(a.v, limit.v, _CMP_LT_OQ), then.v)};
+}
+inline Floats magnitude(Floats a) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff)))};
+}
+// The largest of numbers that are not negative, as bits: NaN counts as the largest.
+inline Floats max_bits(Floats a, Floats b) {
+  return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+}
+inline __m256i fold_max_bits(Floats a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  return _mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64(bits, 1));
+}
+// Rounded to whole numbers (to even), saturated to 8 bits.
+inline __m128i to_s8(Floats a) { return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)); }
+inline __m256i to_s8(Floats a, Floats b) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(to_s8(a)), to_s8(b), 1);
+}
+inline __m256i to_f16(Floats a) { return _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT); }
+// To nearest even; NaN stays NaN.
+inline __m256i to_bf16(Floats a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i upper = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+  const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+  const __m512i quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, is_nan, quiet));
+}
+// Bits of a shifted right by 20, rounded to even: a float with three bits of mantissa.
+inline __m512i round_to_three_bits(__m512i bits) {
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
+  return _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff))), 20);
+}
+// FP8 E4M3, to nearest even, saturated at 448; NaN gives the code of NaN.
+inline __m128i to_fp8(Floats a) {
+  const __m512i all = _mm512_castps_si512(a.v);
+  const Floats limited = min(magnitude(a), broadcast(448.0f));
+  const __m512i rounded = round_to_three_bits(_mm512_castps_si512(limited.v));
+  const __m512i normal = _mm512_sub_epi32(rounded, _mm512_set1_epi32(120 << 3));
+  const __m512i small = _mm512_cvtps_epi32(_mm512_mul_ps(limited.v, _mm512_set1_ps(512.0f)));
+  const __mmask16 is_small = _mm512_cmp_ps_mask(limited.v, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ);
+  __m512i code = _mm512_mask_mov_epi32(normal, is_small, small);
+  code = _mm512_mask_mov_epi32(code, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7f));
+  return _mm512_cvtepi32_epi8(_mm512_or_si512(code, _mm512_slli_epi32(_mm512_srli_epi32(all, 31), 7)));
+}
+// 16 FP8 E4M3 numbers divided by 256: as float16 bits they need only a shift. Exact, subnormals too;
+// the code of NaN reads as 480.
+inline Floats load_fp8(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i kept = _mm256_set1_epi16(static_cast<short>(0xbf80));
+  return {_mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), kept))};
+}
+// The low and the high nibbles of 16 bytes, less 8.
+inline void load_nibbles(const uint8_t* p, Floats& low, Floats& high) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512 eight = _mm512_set1_ps(8.0f);
+  low = {_mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_and_si512(wide, _mm512_set1_epi32(15))), eight)};
+  high = {_mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(wide, 4)), eight)};
 }
 #else
 struct Floats {
@@ -104,6 +172,114 @@ inline __m256 power_of_two_half(__m256 n) {
 }
 // 2^n for whole n in -126 .. 127.
 inline Floats power_of_two(Floats n) { return {power_of_two_half(n.lo), power_of_two_half(n.hi)}; }
+// Lanes 0 .. n - 1 of p (n at most 16); the others are zero and not read.
+inline __m256i lanes_below(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Floats load_first(const float* p, int n) {
+  return {_mm256_maskload_ps(p, lanes_below(n)), _mm256_maskload_ps(p + 8, lanes_below(n - 8))};
+}
+inline void store_first(float* p, Floats a, int n) {
+  _mm256_maskstore_ps(p, lanes_below(n), a.lo);
+  _mm256_maskstore_ps(p + 8, lanes_below(n - 8), a.hi);
+}
+// Bit i is set where lane i of a equals lane i of b.
+inline unsigned equal_lanes(Floats a, Floats b) {
+  const int lo = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_EQ_OQ));
+  return static_cast<unsigned>(lo | _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_EQ_OQ)) << 8);
+}
+inline Floats select_below(Floats a, Floats limit, Floats then, Floats otherwise) {
+  return {_mm256_blendv_ps(otherwise.lo, then.lo, _mm256_cmp_ps(a.lo, limit.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(otherwise.hi, then.hi, _mm256_cmp_ps(a.hi, limit.hi, _CMP_LT_OQ))};
+}
+inline Floats magnitude(Floats a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+inline __m256i max_bits_half(__m256 a, __m256 b) {
+  return _mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b));
+}
+// The largest of numbers that are not negative, as bits: NaN counts as the largest.
+inline Floats max_bits(Floats a, Floats b) {
+  return {_mm256_castsi256_ps(max_bits_half(a.lo, b.lo)), _mm256_castsi256_ps(max_bits_half(a.hi, b.hi))};
+}
+inline __m256i fold_max_bits(Floats a) { return max_bits_half(a.lo, a.hi); }
+// Sixteen whole numbers as saturated 16 bits.
+inline __m256i pack_words(__m256i lo, __m256i hi) {
+  return _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), _MM_SHUFFLE(3, 1, 2, 0));
+}
+// Rounded to whole numbers (to even), saturated to 8 bits.
+inline __m128i to_s8(Floats a) {
+  const __m256i words = pack_words(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  return _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+inline __m256i to_s8(Floats a, Floats b) {
+  const __m256i first = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  const __m256i second = _mm256_packs_epi32(_mm256_cvtps_epi32(b.lo), _mm256_cvtps_epi32(b.hi));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order);
+}
+inline __m256i to_f16(Floats a) {
+  const __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
+  const __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+}
+inline __m256i to_bf16_half(__m256 a) {
+  const __m256i bits = _mm256_castps_si256(a);
+  const __m256i upper = _mm256_srli_epi32(bits, 16);
+  const __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+  const __m256i bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
+  const __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+  return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+}
+// To nearest even; NaN stays NaN.
+inline __m256i to_bf16(Floats a) {
+  const __m256i words = _mm256_packus_epi32(to_bf16_half(a.lo), to_bf16_half(a.hi));
+  return _mm256_permute4x64_epi64(words, _MM_SHUFFLE(3, 1, 2, 0));
+}
+// Bits of a shifted right by 20, rounded to even: a float with three bits of mantissa.
+inline __m256i round_to_three_bits(__m256i bits) {
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff))), 20);
+}
+inline __m256i to_fp8_half(__m256 a) {
+  const __m256 limited = _mm256_min_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a), _mm256_set1_ps(448.0f));
+  const __m256i rounded = round_to_three_bits(_mm256_castps_si256(limited));
+  const __m256i normal = _mm256_sub_epi32(rounded, _mm256_set1_epi32(120 << 3));
+  const __m256i small = _mm256_cvtps_epi32(_mm256_mul_ps(limited, _mm256_set1_ps(512.0f)));
+  const __m256 is_small = _mm256_cmp_ps(limited, _mm256_set1_ps(0x1p-6f), _CMP_LT_OQ);
+  __m256i code = _mm256_blendv_epi8(normal, small, _mm256_castps_si256(is_small));
+  const __m256 is_nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
+  code = _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f), _mm256_castps_si256(is_nan));
+  return _mm256_or_si256(code, _mm256_slli_epi32(_mm256_srli_epi32(_mm256_castps_si256(a), 31), 7));
+}
+// FP8 E4M3, to nearest even, saturated at 448; NaN gives the code of NaN.
+inline __m128i to_fp8(Floats a) {
+  const __m256i words = pack_words(to_fp8_half(a.lo), to_fp8_half(a.hi));
+  return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+// 16 FP8 E4M3 numbers divided by 256: as float16 bits they need only a shift. Exact, subnormals too;
+// the code of NaN reads as 480.
+inline Floats load_fp8(const uint8_t* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i kept = _mm256_set1_epi16(static_cast<short>(0xbf80));
+  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), kept);
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+          _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+inline __m256 nibbles_half(__m256i nibbles) {
+  return _mm256_sub_ps(_mm256_cvtepi32_ps(nibbles), _mm256_set1_ps(8.0f));
+}
+// The low and the high nibbles of 16 bytes, less 8.
+inline void load_nibbles(const uint8_t* p, Floats& low, Floats& high) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i a = _mm256_cvtepu8_epi32(bytes);
+  const __m256i b = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
+  const __m256i mask = _mm256_set1_epi32(15);
+  low = {nibbles_half(_mm256_and_si256(a, mask)), nibbles_half(_mm256_and_si256(b, mask))};
+  high = {nibbles_half(_mm256_srli_epi32(a, 4)), nibbles_half(_mm256_srli_epi32(b, 4))};
+}
 #endif
 
 inline Floats zero() { return broadcast(0.0f); }
@@ -124,11 +300,27 @@ inline float max_lanes(Floats a) {
   return best;
 }
 
-// e^x within 2 units in the last place for x <= 88; exactly 0 below -87 (and for -inf), 1 at 0.
-// Range reduction by ln 2 in two parts and a degree-6 polynomial (Cephes' expf).
+// The largest of sixteen numbers that are not negative; NaN counts as the largest.
+inline float max_bits_lanes(Floats a) {
+  const __m256i eight = fold_max_bits(a);
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(m));
+}
+inline float first_lane(Floats a) {
+  float x[16];
+  store(x, a);
+  return x[0];
+}
+inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+
+// e^x within 2 units in the last place for x <= 88; exactly 0 below -87 (and for -inf), 1 at 0, NaN
+// for NaN. Range reduction by ln 2 in two parts and a degree-6 polynomial (Cephes' expf).
 inline Floats exponential(Floats x) {
   const Floats lowest = broadcast(-87.0f);
-  const Floats clamped = min(max(x, lowest), broadcast(88.0f));
+  // min and max give their second operand if one is NaN: x must come second.
+  const Floats clamped = min(broadcast(88.0f), max(lowest, x));
   const Floats n = round_even(mul(clamped, broadcast(1.44269504088896341f)));
   Floats r = fmadd(n, broadcast(-0.693359375f), clamped);
   r = fmadd(n, broadcast(2.12194440e-4f), r);
@@ -139,11 +331,11 @@ inline Floats exponential(Floats x) {
   p = fmadd(p, r, broadcast(1.6666665459e-1f));
   p = fmadd(p, r, broadcast(5.0000001201e-1f));
   p = fmadd(p, mul(r, r), add(r, broadcast(1.0f)));
-  const Floats result = mul(p, power_of_two(n));
-#if defined(__AVX512F__)
-  return {_mm512_mask_mov_ps(result.v, _mm512_cmp_ps_mask(x.v, lowest.v, _CMP_LT_OQ), _mm512_setzero_ps())};
-#else
-  return {_mm256_andnot_ps(_mm256_cmp_ps(x.lo, lowest.lo, _CMP_LT_OQ), result.lo),
-          _mm256_andnot_ps(_mm256_cmp_ps(x.hi, lowest.hi, _CMP_LT_OQ), result.hi)};
-#endif
+  return select_below(x, lowest, zero(), mul(p, power_of_two(n)));
+}
+
+// tanh(x), with an error of at most 2^-23.
+inline Floats hyperbolic_tangent(Floats x) {
+  const Floats e = exponential(add(x, x));
+  return sub(broadcast(1.0f), div(broadcast(2.0f), add(e, broadcast(1.0f))));
 }

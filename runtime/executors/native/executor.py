@@ -1,0 +1,166 @@
+"""The native executor: the C++ engine over a memory-mapped weights file, one call a step."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.runtime.errors import InputError, InternalError, UnsupportedError
+from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
+from gristmill.runtime.executors.native.model_spec import model_spec
+from gristmill.runtime.executors.native.stored import EngineFile, StoredWeight
+from gristmill.runtime.executors.step_check import check_batch
+from gristmill.runtime.kernels import _native
+from gristmill.runtime.model_plan import ModelPlan
+from gristmill.runtime.settings import ExecutorOptions
+
+__all__ = ["NativeExecutor"]
+
+_UNIT_TOKENS = 16
+_ISA_VARIABLE = "GRISTMILL_ISA"
+
+
+class NativeExecutor:
+    """An `Executor` in C++ with the instruction set that `GRISTMILL_ISA` names, or the machine's best.
+
+    `compute` int8 quantizes the input of each linear to int8 per token and
+    group of 32; bfloat16 rounds it to bfloat16. Everything between is float32.
+    Raises InputError or UnsupportedError for what the engine or this machine
+    does not have.
+    """
+
+    def __init__(self, engine: EngineFile, cache: KVCacheConfig, options: ExecutorOptions) -> None:
+        if cache.num_blocks < 1 or cache.block_size < 1 or cache.block_size % _UNIT_TOKENS:
+            raise InputError(
+                "KV cache of the native engine",
+                found=f"{cache.num_blocks} blocks of {cache.block_size} tokens",
+                expected=f"at least one block of a multiple of {_UNIT_TOKENS} tokens",
+            )
+        instruction_set = _chosen_instruction_set()
+        self._plan = engine.plan
+        self._cache = cache
+        with engine.path.open("rb") as file:
+            self._file = mmap.mmap(file.fileno(), engine.bytes, access=mmap.ACCESS_READ)
+        self._engine: _native.Engine | None = _native.Engine(
+            self._file,
+            model_spec(engine),
+            {
+                "instruction_set": instruction_set,
+                "threads": options.threads or 0,
+                "cores": [],
+                "kv_type": cache.dtype,
+                "num_blocks": cache.num_blocks,
+                "block_size": cache.block_size,
+                "integer_activations": options.compute == "int8",
+                "debug_nan": options.debug_nan,
+                "profile": options.profile,
+            },
+        )
+        self._info = ExecutorInfo(
+            name="native-x86",
+            compute=options.compute,
+            kv_cache=cache.dtype,
+            kernels=_kernel_names(engine, options, self._engine.instruction_set),
+        )
+
+    @property
+    def plan(self) -> ModelPlan:
+        return self._plan
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    @property
+    def cache(self) -> KVCacheConfig:
+        return self._cache
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute a step, the calling one included."""
+        return self._open.threads
+
+    def execute(self, batch: Sequence[SequenceStep]) -> NDArray[np.float32]:
+        """See `Executor.execute`. With `debug_nan`, raises InternalError that names the layer."""
+        check_batch(self._plan, self._cache, batch)
+        if not batch:
+            return np.empty((0, self._plan.vocab_size), dtype=np.float32)
+        lengths = [len(entry.token_ids) for entry in batch]
+        tables = [0]
+        for entry in batch:
+            tables.append(tables[-1] + len(entry.block_table))
+        try:
+            return self._open.execute(
+                _flat(entry.token_ids for entry in batch),
+                np.array([entry.start for entry in batch], np.int32),
+                np.array(lengths, np.int32),
+                _flat(entry.block_table for entry in batch),
+                np.array(tables, np.int32),
+                np.array(_logit_rows(batch, lengths), np.int32),
+            )
+        except RuntimeError as error:
+            raise InternalError(str(error), hint="the weights may be damaged") from error
+
+    def profile(self) -> dict[str, float]:
+        """Seconds by operation so far, waiting at barriers included; zeros without `profile`."""
+        return dict(self._open.seconds)
+
+    def close(self) -> None:
+        """Give the memory back; the executor can't be used afterwards."""
+        if self._engine is not None:
+            self._engine = None
+            self._file.close()
+
+    @property
+    def _open(self) -> _native.Engine:
+        if self._engine is None:
+            raise InternalError("the native executor is closed")
+        return self._engine
+
+
+def _chosen_instruction_set() -> str:
+    wanted = os.environ.get(_ISA_VARIABLE, "")
+    known = _native.instruction_sets()
+    if wanted and wanted not in known:
+        raise UnsupportedError(
+            f"{_ISA_VARIABLE} names an instruction set that this machine does not run",
+            found=wanted,
+            expected=" or ".join(known),
+        )
+    return wanted
+
+
+def _flat(parts: Iterable[Sequence[int]]) -> NDArray[np.int32]:
+    return np.fromiter((value for part in parts for value in part), np.int32)
+
+
+def _logit_rows(batch: Sequence[SequenceStep], lengths: Sequence[int]) -> list[int]:
+    rows: list[int] = []
+    end = 0
+    for entry, length in zip(batch, lengths, strict=True):
+        end += length
+        rows.extend(range(end - entry.num_logit_rows, end))
+    return rows
+
+
+def _kernel_names(engine: EngineFile, options: ExecutorOptions, instruction_set: str) -> dict[str, str]:
+    """The kernel of each layer kind; kinds that differ between layers are listed."""
+    kinds = {
+        name: sorted({_kernel_name(getattr(layer, name), options) for layer in engine.layers})
+        for name in ("qkv", "o", "gate_up", "down")
+    }
+    kinds["head"] = [_kernel_name(engine.head, options)]
+    kinds["attention"] = ["paged"]
+    return {name: f"{' and '.join(names)} ({instruction_set})" for name, names in kinds.items()}
+
+
+def _kernel_name(weight: StoredWeight, options: ExecutorOptions) -> str:
+    if weight.kind in ("bfloat16", "float32"):
+        return f"{weight.kind} x {weight.kind}"
+    group = "channel" if weight.group == weight.columns else f"g{weight.group}"
+    points = " asym" if weight.zero_points else ""
+    return f"{weight.kind} {group}{points} x {options.compute}"

@@ -1,0 +1,80 @@
+"""An engine file in the words of the C++ engine: plain dictionaries of numbers and offsets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gristmill.runtime.executors.native.stored import EngineFile, StoredLayer, StoredTensor, StoredWeight
+from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, NormPlan, RopePlan
+
+__all__ = ["model_spec"]
+
+
+def model_spec(engine: EngineFile) -> dict[str, Any]:
+    """What `_native.Engine` takes as `model`. Offsets count from the start of the weights file."""
+    plan = engine.plan
+    ropes = list(dict.fromkeys(layer.attention.rope for layer in plan.layers if layer.attention.rope))
+    return {
+        "vocab_size": plan.vocab_size,
+        "hidden_size": plan.hidden_size,
+        "max_positions": plan.max_positions,
+        "embedding": {"dtype": engine.embedding.dtype, "offset": engine.embedding.offset},
+        "final_norm": _norm(plan.final_norm, engine.final_norm),
+        "head": _weight(engine.head),
+        "ropes": [
+            {"inv_freq": list(rope.inv_freq), "attention_factor": rope.attention_factor} for rope in ropes
+        ],
+        "layers": [
+            _layer(layer, stored, ropes) for layer, stored in zip(plan.layers, engine.layers, strict=True)
+        ],
+    }
+
+
+def _layer(plan: LayerPlan, stored: StoredLayer, ropes: list[RopePlan]) -> dict[str, Any]:
+    return {
+        "input_norm": _norm(plan.input_norm, stored.input_norm),
+        "mlp_norm": _norm(plan.mlp_norm, stored.mlp_norm),
+        "attention": _attention(plan.attention, stored, ropes),
+        "qkv": _weight(stored.qkv),
+        "o": _weight(stored.o),
+        "gate_up": _weight(stored.gate_up),
+        "down": _weight(stored.down),
+        "activation": plan.mlp.activation,
+        "intermediate_size": plan.mlp.down.in_features,
+        "key_scale": 1.0,
+        "value_scale": 1.0,
+    }
+
+
+def _attention(plan: AttentionPlan, stored: StoredLayer, ropes: list[RopePlan]) -> dict[str, Any]:
+    return {
+        "num_heads": plan.num_heads,
+        "num_kv_heads": plan.num_kv_heads,
+        "head_dim": plan.head_dim,
+        "scale": plan.scale,
+        "softcap": plan.logit_softcap or 0.0,
+        "window": plan.sliding_window or 0,
+        "rope": -1 if plan.rope is None else ropes.index(plan.rope),
+        "q_norm": _norm(plan.q_norm, stored.q_norm),
+        "k_norm": _norm(plan.k_norm, stored.k_norm),
+    }
+
+
+def _norm(plan: NormPlan | None, stored: StoredTensor | None) -> dict[str, Any] | None:
+    if plan is None or stored is None:
+        return None
+    return {"offset": stored.offset, "size": plan.size, "eps": plan.eps}
+
+
+def _weight(stored: StoredWeight) -> dict[str, Any]:
+    return {
+        "kind": stored.kind,
+        "rows": stored.rows,
+        "columns": stored.columns,
+        "group": stored.group,
+        "zero_points": stored.zero_points,
+        "offset": stored.offset,
+        "bytes": stored.bytes,
+        "outputs": list(stored.outputs),
+        "bias": None if stored.bias is None else {"offset": stored.bias.offset},
+    }

@@ -1,0 +1,52 @@
+// Memory for the kernels: 64-byte aligned, zeroed, in large pages where the system grants them.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <new>
+#include <utility>
+
+namespace gristmill {
+
+// Grows, never shrinks; growing drops the contents. Pages are handed out by the system when they are
+// first touched.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t bytes) { reserve(bytes); }
+  ~Buffer() { release(); }
+  Buffer(Buffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+  void reserve(int64_t bytes) {
+    if (bytes <= bytes_) return;
+    release();
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    madvise(data, bytes, MADV_HUGEPAGE);
+    data_ = data;
+    bytes_ = bytes;
+  }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void release() {
+    if (data_ != nullptr) munmap(data_, bytes_);
+    data_ = nullptr;
+    bytes_ = 0;
+  }
+
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace gristmill

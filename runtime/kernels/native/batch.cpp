@@ -1,0 +1,117 @@
+#include "batch.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace gristmill {
+namespace {
+
+constexpr int kPassRows = 12;  // of the sizes that kernels block registers for, the one that fits most
+constexpr int kItemsPerThread = 4;
+
+void require(bool holds, const char* what, int64_t found) {
+  if (!holds) throw std::invalid_argument(std::string(what) + ": " + std::to_string(found));
+}
+
+void check_sequence(const StepInput& input, int s, const Model& model, int num_blocks, int block_size) {
+  const int64_t start = input.starts[s], length = input.lengths[s];
+  require(length > 0, "a sequence without new tokens", s);
+  require(start >= 0 && start + length <= model.max_positions, "position beyond the plan", start + length);
+  const int64_t blocks = input.table_starts[s + 1] - input.table_starts[s];
+  require(blocks * block_size >= start + length, "block table too short, sequence", s);
+  for (int i = input.table_starts[s]; i < input.table_starts[s + 1]; ++i) {
+    require(input.block_ids[i] >= 0 && input.block_ids[i] < num_blocks, "block outside the cache",
+            input.block_ids[i]);
+  }
+}
+
+int spans_until(int position) { return position / kSpanTokens + 1; }
+
+int first_span(const Attention& attention, int position) {
+  return attention.window == 0 ? 0 : std::max(0, position - attention.window + 1) / kSpanTokens;
+}
+
+// One item a span, with room for each row's partial state.
+void split_item(const AttendItem& whole, AttendPlan& plan) {
+  const int rows = whole.heads * whole.tokens;
+  plan.merges.push_back({whole, whole.last_span - whole.first_span});
+  plan.merges.back().item.partial = plan.partials;
+  for (int span = whole.first_span; span < whole.last_span; ++span) {
+    AttendItem part = whole;
+    part.first_span = span;
+    part.last_span = span + 1;
+    part.partial = plan.partials;
+    plan.partials += rows;
+    plan.items.push_back(part);
+  }
+}
+
+}  // namespace
+
+void lay_out(const StepInput& input, const Model& model, int num_blocks, int block_size, Batch& batch) {
+  batch.input = input;
+  batch.positions.clear();
+  batch.sequence_of.clear();
+  batch.first_tokens.clear();
+  batch.units.clear();
+  batch.unit_starts.clear();
+  const int units_per_block = block_size / kUnitTokens;
+  for (int s = 0; s < input.sequences; ++s) {
+    check_sequence(input, s, model, num_blocks, block_size);
+    batch.first_tokens.push_back(static_cast<int32_t>(batch.positions.size()));
+    batch.unit_starts.push_back(static_cast<int32_t>(batch.units.size()));
+    for (int i = 0; i < input.lengths[s]; ++i) {
+      batch.positions.push_back(input.starts[s] + i);
+      batch.sequence_of.push_back(s);
+    }
+    const int32_t* table = input.block_ids + input.table_starts[s];
+    const int units = (input.starts[s] + input.lengths[s] - 1) / kUnitTokens + 1;
+    for (int u = 0; u < units; ++u) {
+      batch.units.push_back(table[u / units_per_block] * units_per_block + u % units_per_block);
+    }
+  }
+  require(static_cast<int>(batch.positions.size()) == input.tokens, "tokens of all sequences", input.tokens);
+  for (int t = 0; t < input.tokens; ++t) {
+    require(input.token_ids[t] >= 0 && input.token_ids[t] < model.vocab_size, "token id outside the vocabulary",
+            input.token_ids[t]);
+  }
+  require(input.rows <= input.tokens, "more logit rows than tokens", input.rows);
+  for (int r = 0; r < input.rows; ++r) {
+    require(input.logit_rows[r] >= 0 && input.logit_rows[r] < input.tokens, "logit row", input.logit_rows[r]);
+  }
+}
+
+AttendPlan plan_attention(const Batch& batch, const Attention& attention, int threads) {
+  const int group = attention.num_heads / attention.num_kv_heads;
+  const int tokens_a_pass = std::max(1, kPassRows / group);
+  const int heads_a_pass = std::min(group, kMostAttendRows);
+  AttendPlan plan;
+  for (int s = 0; s < batch.input.sequences; ++s) {
+    const int length = batch.input.lengths[s];
+    for (int kv_head = 0; kv_head < attention.num_kv_heads; ++kv_head) {
+      for (int head = 0; head < group; head += heads_a_pass) {
+        for (int token = 0; token < length; token += tokens_a_pass) {
+          const int tokens = std::min(tokens_a_pass, length - token);
+          const int first = batch.first_tokens[s] + token;
+          plan.items.push_back({s, kv_head, kv_head * group + head, std::min(heads_a_pass, group - head), first,
+                                tokens, first_span(attention, batch.positions[first]),
+                                spans_until(batch.positions[first + tokens - 1]), -1});
+        }
+      }
+    }
+  }
+  if (static_cast<int>(plan.items.size()) >= kItemsPerThread * threads || threads == 1) return plan;
+  std::vector<AttendItem> whole;
+  whole.swap(plan.items);
+  for (const AttendItem& item : whole) {
+    if (item.last_span - item.first_span > 1) {
+      split_item(item, plan);
+    } else {
+      plan.items.push_back(item);
+    }
+  }
+  return plan;
+}
+
+}  // namespace gristmill

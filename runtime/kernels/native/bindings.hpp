@@ -1,0 +1,13 @@
+// What each part of the module adds to it.
+// The parts of the Python module, one function a part.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace gristmill {
+
+void bind_engine(pybind11::module_& m);
+void bind_linear_kernels(pybind11::module_& m);
+void bind_attention_kernels(pybind11::module_& m);  // and elementwise ones
+
+}  // namespace gristmill

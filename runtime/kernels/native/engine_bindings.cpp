@@ -1,0 +1,230 @@
+// The engine for Python: a model from a dictionary of offsets, and steps over numpy arrays.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+
+#include "bindings.hpp"
+#include "engine.hpp"
+
+namespace py = pybind11;
+
+namespace gristmill {
+namespace {
+
+using Ints = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+
+// Offsets into the mapped file, checked against its size before they become pointers.
+class Weights {
+ public:
+  Weights(const uint8_t* data, int64_t size) : data_(data), size_(size) {}
+
+  const uint8_t* at(int64_t offset, int64_t bytes) const {
+    if (offset < 0 || bytes < 0 || offset > size_ - bytes || offset % 64 != 0) {
+      throw std::invalid_argument("weights: " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                                  " of a file of " + std::to_string(size_));
+    }
+    return data_ + offset;
+  }
+  const float* floats(const py::handle& spec, int64_t count) const {
+    if (spec.is_none()) return nullptr;
+    return reinterpret_cast<const float*>(at(spec["offset"].cast<int64_t>(), count * 4));
+  }
+
+ private:
+  const uint8_t* data_;
+  int64_t size_;
+};
+
+template <typename T>
+T named(const std::map<std::string, T>& names, const std::string& name) {
+  const auto found = names.find(name);
+  if (found == names.end()) throw std::invalid_argument("unknown name: " + name);
+  return found->second;
+}
+
+WeightKind weight_kind(const std::string& name) {
+  return named<WeightKind>({{"int4", WeightKind::int4},
+                            {"int8", WeightKind::int8},
+                            {"bfloat16", WeightKind::bfloat16},
+                            {"float32", WeightKind::float32}},
+                           name);
+}
+
+KvType kv_type(const std::string& name) {
+  return named<KvType>({{"float32", KvType::float32},
+                        {"bfloat16", KvType::bfloat16},
+                        {"float16", KvType::float16},
+                        {"fp8", KvType::fp8},
+                        {"int8", KvType::int8},
+                        {"int4", KvType::int4}},
+                       name);
+}
+
+Activation activation(const std::string& name) {
+  return named<Activation>(
+      {{"silu", Activation::silu}, {"gelu", Activation::gelu}, {"gelu_tanh", Activation::gelu_tanh}}, name);
+}
+
+// Interleaved weights (gate and up) write no columns of their own: outputs stay empty.
+Linear linear(const py::handle& spec, const Weights& weights, bool interleaved) {
+  Linear linear{};
+  linear.weight.kind = weight_kind(spec["kind"].cast<std::string>());
+  linear.weight.rows = spec["rows"].cast<int32_t>();
+  linear.weight.columns = spec["columns"].cast<int32_t>();
+  linear.weight.group = spec["group"].cast<int32_t>();
+  linear.weight.zero_points = spec["zero_points"].cast<bool>();
+  if (linear.weight.rows <= 0 || linear.weight.rows % kTileRows != 0 || linear.weight.columns <= 0 ||
+      linear.weight.columns % kActivationGroup != 0 || linear.weight.group % kActivationGroup != 0) {
+    throw std::invalid_argument("weights: shape that no kernel reads");
+  }
+  const int64_t bytes = spec["bytes"].cast<int64_t>();
+  linear.weight.data = weights.at(spec["offset"].cast<int64_t>(), bytes);
+  linear.weight.tile_bytes = bytes / linear.tiles();
+  linear.bias = weights.floats(spec["bias"], linear.weight.rows);
+  for (const py::handle& part : spec["outputs"]) {
+    const int32_t features = part.cast<int32_t>();
+    for (int32_t row = 0; row < features && !interleaved; row += kTileRows) {
+      linear.outputs.push_back({linear.out_features + row, std::min(kTileRows, features - row)});
+    }
+    linear.out_features += features;
+  }
+  if (!interleaved && static_cast<int>(linear.outputs.size()) != linear.tiles()) {
+    throw std::invalid_argument("weights: outputs and rows disagree");
+  }
+  return linear;
+}
+
+Norm norm(const py::handle& spec, const Weights& weights) {
+  if (spec.is_none()) return {nullptr, 0, 0};
+  const int32_t size = spec["size"].cast<int32_t>();
+  return {weights.floats(spec, size), size, spec["eps"].cast<float>()};
+}
+
+Attention attention(const py::handle& spec, const Weights& weights) {
+  Attention a{};
+  a.num_heads = spec["num_heads"].cast<int32_t>();
+  a.num_kv_heads = spec["num_kv_heads"].cast<int32_t>();
+  a.head_dim = spec["head_dim"].cast<int32_t>();
+  a.scale = spec["scale"].cast<float>();
+  a.softcap = spec["softcap"].cast<float>();
+  a.window = spec["window"].cast<int32_t>();
+  a.rope = spec["rope"].cast<int32_t>();
+  a.q_norm = norm(spec["q_norm"], weights);
+  a.k_norm = norm(spec["k_norm"], weights);
+  if (a.head_dim < 1 || a.head_dim > kMostHeadDim || a.num_kv_heads < 1 || a.num_heads % a.num_kv_heads != 0) {
+    throw std::invalid_argument("attention: shape that no kernel reads");
+  }
+  return a;
+}
+
+Layer layer(const py::handle& spec, const Weights& weights) {
+  Layer layer{};
+  layer.input_norm = norm(spec["input_norm"], weights);
+  layer.mlp_norm = norm(spec["mlp_norm"], weights);
+  layer.attention = attention(spec["attention"], weights);
+  layer.qkv = linear(spec["qkv"], weights, false);
+  layer.o = linear(spec["o"], weights, false);
+  layer.gate_up = linear(spec["gate_up"], weights, true);
+  layer.down = linear(spec["down"], weights, false);
+  layer.activation = activation(spec["activation"].cast<std::string>());
+  layer.intermediate_size = spec["intermediate_size"].cast<int32_t>();
+  layer.key_scale = spec["key_scale"].cast<float>();
+  layer.value_scale = spec["value_scale"].cast<float>();
+  return layer;
+}
+
+Model model(const py::dict& spec, const Weights& weights) {
+  Model model{};
+  model.vocab_size = spec["vocab_size"].cast<int32_t>();
+  model.hidden_size = spec["hidden_size"].cast<int32_t>();
+  model.max_positions = spec["max_positions"].cast<int32_t>();
+  const py::handle& embedding = spec["embedding"];
+  model.embedding_kind = weight_kind(embedding["dtype"].cast<std::string>());
+  const int64_t bytes = model.embedding_kind == WeightKind::bfloat16 ? 2 : 4;
+  model.embedding = weights.at(embedding["offset"].cast<int64_t>(),
+                               bytes * model.vocab_size * static_cast<int64_t>(model.hidden_size));
+  model.final_norm = norm(spec["final_norm"], weights);
+  model.head = linear(spec["head"], weights, false);
+  for (const py::handle& rope : spec["ropes"]) {
+    model.ropes.push_back({rope["inv_freq"].cast<std::vector<float>>(), rope["attention_factor"].cast<float>()});
+  }
+  for (const py::handle& each : spec["layers"]) model.layers.push_back(layer(each, weights));
+  return model;
+}
+
+EngineOptions engine_options(const py::dict& options) {
+  return {options["instruction_set"].cast<std::string>(),
+          options["threads"].cast<int>(),
+          options["cores"].cast<std::vector<int>>(),
+          kv_type(options["kv_type"].cast<std::string>()),
+          options["num_blocks"].cast<int>(),
+          options["block_size"].cast<int>(),
+          {options["integer_activations"].cast<bool>(), options["debug_nan"].cast<bool>(),
+           options["profile"].cast<bool>()}};
+}
+
+// Holds on to the mapped file as long as the engine reads it.
+class PyEngine {
+ public:
+  PyEngine(const py::buffer& file, const py::dict& spec, const py::dict& options)
+      : file_(file.request()),
+        engine_(model(spec, {static_cast<const uint8_t*>(file_.ptr), file_.size * file_.itemsize}),
+                engine_options(options)) {}
+
+  py::array execute(const Ints& token_ids, const Ints& starts, const Ints& lengths, const Ints& block_ids,
+                    const Ints& table_starts, const Ints& logit_rows) {
+    const StepInput input{token_ids.data(),
+                          starts.data(),
+                          lengths.data(),
+                          block_ids.data(),
+                          table_starts.data(),
+                          logit_rows.data(),
+                          static_cast<int32_t>(starts.size()),
+                          static_cast<int32_t>(token_ids.size()),
+                          static_cast<int32_t>(logit_rows.size())};
+    if (lengths.size() != starts.size() || table_starts.size() != starts.size() + 1) {
+      throw std::invalid_argument("a length for each start, and one more table start, are needed");
+    }
+    const float* logits = nullptr;
+    {
+      const py::gil_scoped_release release;
+      logits = engine_.execute(input);
+    }
+    return py::array_t<float>({static_cast<py::ssize_t>(input.rows), static_cast<py::ssize_t>(engine_.model().vocab_size)},
+                              logits, py::capsule(logits, [](void*) {}));
+  }
+
+  std::map<std::string, double> seconds() const {
+    std::map<std::string, double> result;
+    for (int i = 0; i < static_cast<int>(Operation::count); ++i) {
+      result[kOperationNames[i]] = engine_.step().seconds()[i];
+    }
+    return result;
+  }
+
+  std::string instruction_set() const { return engine_.kernels().name; }
+  int threads() const { return engine_.threads(); }
+
+ private:
+  py::buffer_info file_;
+  Engine engine_;
+};
+
+}  // namespace
+
+void bind_engine(py::module_& m) {
+  m.def("effective_threads", effective_threads, "Threads that affinity and the control group's quota grant.");
+  py::class_<PyEngine>(m, "Engine", "A model in kernel layout with its paged cache; one thread calls it.")
+      .def(py::init<const py::buffer&, const py::dict&, const py::dict&>(), py::arg("file"), py::arg("model"),
+           py::arg("options"))
+      .def("execute", &PyEngine::execute, py::arg("token_ids"), py::arg("starts"), py::arg("lengths"),
+           py::arg("block_ids"), py::arg("table_starts"), py::arg("logit_rows"),
+           "Logits [rows, vocab] of one step; the array is valid until the next call.")
+      .def_property_readonly("seconds", &PyEngine::seconds, "Seconds by operation since the start (profile).")
+      .def_property_readonly("instruction_set", &PyEngine::instruction_set)
+      .def_property_readonly("threads", &PyEngine::threads);
+}
+
+}  // namespace gristmill

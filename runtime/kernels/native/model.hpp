@@ -1,0 +1,69 @@
+// A model as the step reads it: pointers into the mapped weights, and the settings of each layer.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernel_table.hpp"
+
+namespace gristmill {
+
+// Where a tile's rows go in the output: `count` of them, from column `column`.
+struct TileOutput {
+  int32_t column;
+  int32_t count;
+};
+
+struct Linear {
+  Weight weight;
+  int32_t out_features;             // real output columns of all parts together
+  std::vector<TileOutput> outputs;  // one a tile
+  const float* bias;                // in padded row order, or null
+
+  int tiles() const { return weight.rows / kTileRows; }
+};
+
+struct Norm {
+  const float* weight;  // null: no norm
+  int32_t size;
+  float eps;
+};
+
+struct Rope {
+  std::vector<float> inv_freq;
+  float attention_factor;
+};
+
+struct Attention {
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  float scale;
+  float softcap;    // 0: none
+  int32_t window;   // 0: none
+  int32_t rope;     // index into Model::ropes, -1: none
+  Norm q_norm, k_norm;
+};
+
+struct Layer {
+  Norm input_norm, mlp_norm;
+  Attention attention;
+  Linear qkv, o, gate_up, down;
+  Activation activation;
+  int32_t intermediate_size;
+  float key_scale, value_scale;  // of an fp8 cache
+};
+
+struct Model {
+  int32_t vocab_size;
+  int32_t hidden_size;
+  int32_t max_positions;
+  WeightKind embedding_kind;  // bfloat16 or float32
+  const uint8_t* embedding;
+  Norm final_norm;
+  Linear head;
+  std::vector<Rope> ropes;
+  std::vector<Layer> layers;
+};
+
+}  // namespace gristmill

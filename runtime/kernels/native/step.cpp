@@ -1,0 +1,265 @@
+#include "step.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace gristmill {
+namespace {
+
+constexpr int kChunkTokens = 128;           // tokens of one kernel call
+constexpr int kRedundantTokens = 4;         // up to here every thread prepares the input for itself
+constexpr int64_t kBlockBytes = 384 << 10;  // int8 input that stays in the second level cache
+
+constexpr Norm kNoNorm{nullptr, 0, 0};
+
+bool is_integer(WeightKind kind) { return kind == WeightKind::int4 || kind == WeightKind::int8; }
+
+int last_width(int rest, int panel) {
+  if (rest == 0) return panel;
+  int width = 1;
+  while (width < rest) width *= 2;
+  return width;
+}
+
+// The panels of `tokens` tokens, without memory.
+Activations describe(const KernelTable& kernels, bool integer_activations, const Weight& weight, int tokens) {
+  Activations x{};
+  x.form = weight.kind == WeightKind::float32                    ? ActivationForm::float32
+           : is_integer(weight.kind) && integer_activations ? ActivationForm::int8
+                                                                 : ActivationForm::bfloat16;
+  x.tokens = tokens;
+  x.columns = weight.columns;
+  x.panel = x.form == ActivationForm::int8 ? kernels.panel : std::min(kernels.panel, 8);
+  x.panels = (tokens + x.panel - 1) / x.panel;
+  x.last = last_width(tokens % x.panel, x.panel);
+  return x;
+}
+
+int value_bytes(ActivationForm form) {
+  return form == ActivationForm::int8 ? 1 : form == ActivationForm::bfloat16 ? 2 : 4;
+}
+
+}  // namespace
+
+Step::Step(const KernelTable& kernels, const Model& model, KvCache& cache, ThreadPool& pool, StepOptions options)
+    : kernels_(kernels), model_(model), cache_(cache), pool_(pool), options_(options) {
+  hidden_stride_ = (model.hidden_size + 31) / 32 * 32;
+  qkv_stride_ = attended_stride_ = gated_stride_ = 0;
+  for (const Layer& layer : model.layers) {
+    qkv_stride_ = std::max<int64_t>(qkv_stride_, (layer.qkv.out_features + 15) / 16 * 16);
+    attended_stride_ = std::max<int64_t>(attended_stride_, layer.o.weight.columns);
+    gated_stride_ = std::max<int64_t>(gated_stride_, layer.down.weight.columns);
+  }
+  space_.threads.resize(pool.size());
+  for (ThreadSpace& space : space_.threads) {
+    space.tile.reserve(kChunkTokens * kTileRows * 4);
+    space.states.reserve(2 * kMostAttendRows * kMostHeadDim * 4);
+  }
+}
+
+int Step::run(const Batch& batch, float* logits) {
+  batch_ = &batch;
+  logits_ = logits;
+  not_finite_ = -1;
+  reserve(batch);
+  pool_.run([this](int thread) { forward(thread); });
+  return not_finite_;
+}
+
+void Step::reserve(const Batch& batch) {
+  const int64_t tokens = batch.input.tokens;
+  const int64_t padded = (tokens + kMostPanelTokens) / kMostPanelTokens * kMostPanelTokens;
+  const int64_t widest = std::max({hidden_stride_, attended_stride_, gated_stride_});
+  space_.hidden.reserve(tokens * hidden_stride_ * 4);
+  space_.qkv.reserve(tokens * qkv_stride_ * 4);
+  space_.attended.reserve(tokens * attended_stride_ * 4);
+  space_.gated.reserve(tokens * gated_stride_ * 4);
+  space_.panels.reserve(padded, widest);
+  int64_t angles = 0;
+  for (const Rope& rope : model_.ropes) angles += tokens * 2 * static_cast<int64_t>(rope.inv_freq.size());
+  space_.angles.reserve(angles * 4);
+  for (ThreadSpace& space : space_.threads) {
+    space.panels.reserve(kMostPanelTokens, widest);
+    space.rows.reserve(kMostPanelTokens * widest * 4);
+  }
+  plans_.clear();
+  plan_of_.clear();
+  int64_t partial_floats = 0;
+  for (size_t i = 0; i < model_.layers.size(); ++i) {
+    const Attention& a = model_.layers[i].attention;
+    const auto same = [&a](const Attention& b) {
+      return a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads && a.window == b.window;
+    };
+    if (i > 0 && same(model_.layers[i - 1].attention)) {
+      plan_of_.push_back(plan_of_.back());
+    } else {
+      plan_of_.push_back(static_cast<int>(plans_.size()));
+      plans_.push_back(plan_attention(batch, a, pool_.size()));
+    }
+    const int64_t floats = 2 + cache_.layout(static_cast<int>(i)).padded_dim;
+    partial_floats = std::max(partial_floats, plans_.back().partials * floats);
+  }
+  space_.partials.reserve(partial_floats * 4);
+}
+
+void Step::next(int thread, Operation done) {
+  pool_.barrier(thread);
+  if (!options_.profile || thread != 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  seconds_[static_cast<int>(done)] += std::chrono::duration<double>(now - mark_).count();
+  mark_ = now;
+}
+
+void Step::forward(int thread) {
+  if (options_.profile && thread == 0) mark_ = std::chrono::steady_clock::now();
+  embed(thread);
+  next(thread, Operation::embed);
+  for (int index = 0; index < static_cast<int>(model_.layers.size()); ++index) layer(thread, index);
+  if (batch_->input.rows > 0) head(thread);
+}
+
+void Step::layer(int thread, int index) {
+  const Layer& layer = model_.layers[index];
+  const int tokens = batch_->input.tokens;
+  const int attended = layer.attention.num_heads * layer.attention.head_dim;
+  float* hidden = space_.hidden.as<float>();
+
+  Activations x = prepare(thread, layer.qkv, hidden, hidden_stride_, layer.input_norm, nullptr, tokens,
+                          model_.hidden_size);
+  project(thread, layer.qkv, x, false, space_.qkv.as<float>(), qkv_stride_);
+  next(thread, Operation::qkv);
+  append(thread, index);
+  next(thread, Operation::append);
+  attend(thread, index);
+  next(thread, Operation::attend);
+  x = prepare(thread, layer.o, space_.attended.as<float>(), attended_stride_, kNoNorm, nullptr, tokens, attended);
+  project(thread, layer.o, x, true, hidden, hidden_stride_);
+  next(thread, Operation::o);
+
+  x = prepare(thread, layer.gate_up, hidden, hidden_stride_, layer.mlp_norm, nullptr, tokens, model_.hidden_size);
+  multiply(thread, layer.gate_up, x, [&](int tile, const float* out, int first, int count) {
+    const int channel = tile * (kTileRows / 2);
+    const float* bias = layer.gate_up.bias == nullptr ? nullptr : layer.gate_up.bias + tile * kTileRows;
+    kernels_.gate_tile(layer.activation, out, count, std::min(kTileRows / 2, layer.intermediate_size - channel),
+                       bias, space_.gated.as<float>() + first * gated_stride_ + channel, gated_stride_);
+  });
+  next(thread, Operation::gate_up);
+  x = prepare(thread, layer.down, space_.gated.as<float>(), gated_stride_, kNoNorm, nullptr, tokens,
+              layer.intermediate_size);
+  project(thread, layer.down, x, true, hidden, hidden_stride_);
+  next(thread, Operation::down);
+  if (options_.debug_nan) check_finite(thread, index, hidden, tokens * hidden_stride_);
+}
+
+void Step::head(int thread) {
+  const StepInput& input = batch_->input;
+  const Activations x = prepare(thread, model_.head, space_.hidden.as<float>(), hidden_stride_, model_.final_norm,
+                                input.logit_rows, input.rows, model_.hidden_size);
+  project(thread, model_.head, x, false, logits_, model_.vocab_size);
+  next(thread, Operation::head);
+  if (options_.debug_nan) {
+    check_finite(thread, static_cast<int>(model_.layers.size()), logits_,
+                 static_cast<int64_t>(input.rows) * model_.vocab_size);
+  }
+}
+
+void Step::embed(int thread) {
+  const int64_t bytes = model_.hidden_size * (model_.embedding_kind == WeightKind::bfloat16 ? 2 : 4);
+  for (int t; (t = pool_.claim(thread, batch_->input.tokens)) >= 0;) {
+    kernels_.widen(model_.embedding_kind, model_.embedding + batch_->input.token_ids[t] * bytes,
+                   model_.hidden_size, space_.hidden.as<float>() + t * hidden_stride_);
+    float* angles = space_.angles.as<float>();
+    for (const Rope& rope : model_.ropes) {
+      const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
+      float* cos = angles + t * 2 * half;
+      for (int64_t i = 0; i < half; ++i) {
+        const float angle = static_cast<float>(batch_->positions[t]) * rope.inv_freq[i];
+        cos[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * rope.attention_factor;
+        cos[half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * rope.attention_factor;
+      }
+      angles += batch_->input.tokens * 2 * half;
+    }
+  }
+}
+
+// The input of `linear` in panels: `tokens` rows of x (those of `rows`, if given), normed if asked.
+Activations Step::prepare(int thread, const Linear& linear, const float* x, int64_t stride, const Norm& norm,
+                          const int32_t* rows, int tokens, int in_features) {
+  Activations panels = describe(kernels_, options_.integer_activations, linear.weight, tokens);
+  const bool alone = tokens <= kRedundantTokens;
+  ThreadSpace& own = space_.threads[thread];
+  Panels& memory = alone ? own.panels : space_.panels;
+  panels.values = memory.values.as<void>();
+  panels.scales = memory.scales.as<float>();
+  panels.sums = memory.sums.as<int32_t>();
+  const int columns = panels.columns;
+  const bool direct = norm.weight == nullptr && in_features == columns && rows == nullptr;
+  const auto fill = [&](int p) {
+    const int64_t first = static_cast<int64_t>(p) * panels.panel;
+    const int count = std::min(panels.panel, tokens - static_cast<int>(first));
+    const float* source = x + first * stride;
+    if (!direct) {
+      float* scratch = own.rows.as<float>();
+      for (int t = 0; t < count; ++t) {
+        const float* row = x + (rows == nullptr ? first + t : rows[first + t]) * stride;
+        float* out = scratch + t * columns;
+        if (norm.weight != nullptr) {
+          kernels_.rms_norm(row, norm.weight, norm.eps, in_features, out);
+        } else {
+          std::memcpy(out, row, in_features * sizeof(float));
+        }
+        std::fill(out + in_features, out + columns, 0.0f);
+      }
+      source = scratch;
+    }
+    const int width = p == panels.panels - 1 ? panels.last : panels.panel;
+    const int64_t start = first * columns;
+    kernels_.fill_panel(panels.form, source, direct ? stride : columns, count, width, columns,
+                        memory.values.as<uint8_t>() + start * value_bytes(panels.form),
+                        panels.scales + start / kActivationGroup, panels.sums + start / kActivationGroup);
+  };
+  if (alone) {
+    for (int p = 0; p < panels.panels; ++p) fill(p);
+    return panels;
+  }
+  for (int p; (p = pool_.claim(thread, panels.panels)) >= 0;) fill(p);
+  next(thread, Operation::prepare);
+  return panels;
+}
+
+// Every tile of `linear` for every token; store(tile, out, first token, tokens) takes them away.
+template <typename Store>
+void Step::multiply(int thread, const Linear& linear, const Activations& x, Store&& store) {
+  const auto kernel = x.form == ActivationForm::int8 ? kernels_.linear_int8 : kernels_.linear_float;
+  const int chunk = kChunkTokens / x.panel;
+  const int64_t panel_bytes = static_cast<int64_t>(x.panel) * x.columns * value_bytes(x.form);
+  const int block = std::max<int>(1, static_cast<int>(kBlockBytes / panel_bytes / chunk)) * chunk;
+  const int blocks = (x.panels + block - 1) / block;
+  const int tiles = linear.tiles();
+  float* out = space_.threads[thread].tile.as<float>();
+  for (int item; (item = pool_.claim(thread, tiles * blocks)) >= 0;) {
+    const int tile = item % tiles, start = item / tiles * block;
+    const int end = std::min(start + block, x.panels);
+    for (int panel = start; panel < end; panel += chunk) {
+      const int count = std::min(chunk, end - panel), first = panel * x.panel;
+      kernel(linear.weight, tile, x, panel, count, out);
+      store(tile, out, first, std::min(count * x.panel, x.tokens - first));
+    }
+  }
+}
+
+void Step::project(int thread, const Linear& linear, const Activations& x, bool add, float* y, int64_t stride) {
+  multiply(thread, linear, x, [&](int tile, const float* out, int first, int count) {
+    const TileOutput& output = linear.outputs[tile];
+    const float* bias = linear.bias == nullptr ? nullptr : linear.bias + tile * kTileRows;
+    kernels_.store_tile(out, count, output.count, bias, add, y + first * stride + output.column, stride);
+  });
+}
+
+void Step::check_finite(int thread, int index, const float* x, int64_t count) {
+  if (thread == 0 && not_finite_ < 0 && kernels_.argmax(x, count) < 0) not_finite_ = index;
+  pool_.barrier(thread);
+}
+
+}  // namespace gristmill

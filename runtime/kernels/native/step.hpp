@@ -1,0 +1,69 @@
+// One step: the whole stack over a mixed batch, by all threads together.
+#pragma once
+
+#include <chrono>
+
+#include "batch.hpp"
+#include "kv_cache.hpp"
+#include "thread_pool.hpp"
+#include "workspace.hpp"
+
+namespace gristmill {
+
+enum class Operation : int { embed, prepare, qkv, append, attend, o, gate_up, down, head, count };
+constexpr const char* kOperationNames[] = {"embed", "prepare", "qkv", "append", "attend", "o",
+                                           "gate_up", "down", "head"};
+
+struct StepOptions {
+  bool integer_activations;  // int8 panels for integer weights; otherwise bfloat16
+  bool debug_nan;            // look for values that are not finite after every layer
+  bool profile;
+};
+
+class Step {
+ public:
+  Step(const KernelTable& kernels, const Model& model, KvCache& cache, ThreadPool& pool, StepOptions options);
+
+  // Writes logits [rows][vocab_size] of the asked rows. Returns -1, or with debug_nan the first layer
+  // whose output is not finite (the number of layers for the head).
+  int run(const Batch& batch, float* logits);
+
+  // Seconds that thread 0 spent by operation, waiting included; with `profile` only.
+  const double* seconds() const { return seconds_; }
+
+ private:
+  void reserve(const Batch& batch);
+  void forward(int thread);
+  void layer(int thread, int index);
+  void head(int thread);
+  void embed(int thread);
+  void rope_angles(int thread);
+  Activations prepare(int thread, const Linear& linear, const float* x, int64_t stride, const Norm& norm,
+                      const int32_t* rows, int tokens, int in_features);
+  template <typename Store>
+  void multiply(int thread, const Linear& linear, const Activations& x, Store&& store);
+  void project(int thread, const Linear& linear, const Activations& x, bool add, float* y, int64_t stride);
+  void append(int thread, int index);
+  void attend(int thread, int index);
+  void attend_item(int thread, int index, const AttendItem& item);
+  void merge_item(int thread, int index, const MergeItem& merge);
+  void check_finite(int thread, int index, const float* x, int64_t count);
+  void next(int thread, Operation done);
+
+  const KernelTable& kernels_;
+  const Model& model_;
+  KvCache& cache_;
+  ThreadPool& pool_;
+  StepOptions options_;
+  Workspace space_;
+  const Batch* batch_ = nullptr;
+  float* logits_ = nullptr;
+  std::vector<AttendPlan> plans_;  // one a layer, shared by layers of one shape
+  std::vector<int> plan_of_;
+  int64_t hidden_stride_, qkv_stride_, attended_stride_, gated_stride_;
+  int not_finite_ = -1;
+  double seconds_[static_cast<int>(Operation::count)] = {};
+  std::chrono::steady_clock::time_point mark_;
+};
+
+}  // namespace gristmill

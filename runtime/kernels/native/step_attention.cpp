@@ -1,0 +1,114 @@
+// The step's attention: keys and values into the cache, then passes over the block tables.
+#include "step.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace gristmill {
+
+// Queries and keys are normed and rotated in place; keys and values go into their units. All of a
+// step's tokens are appended before any of them attends.
+void Step::append(int thread, int index) {
+  const Attention& attention = model_.layers[index].attention;
+  const int dim = attention.head_dim, heads = attention.num_heads, kv_heads = attention.num_kv_heads;
+  int64_t angles_start = 0;
+  for (int i = 0; i < attention.rope; ++i) {
+    angles_start += batch_->input.tokens * 2 * static_cast<int64_t>(model_.ropes[i].inv_freq.size());
+  }
+  const int half = attention.rope < 0 ? 0 : static_cast<int>(model_.ropes[attention.rope].inv_freq.size());
+  for (int t; (t = pool_.claim(thread, batch_->input.tokens)) >= 0;) {
+    float* row = space_.qkv.as<float>() + t * qkv_stride_;
+    const float* cos = space_.angles.as<float>() + angles_start + static_cast<int64_t>(t) * 2 * half;
+    for (int h = 0; h < heads + kv_heads; ++h) {
+      const Norm& norm = h < heads ? attention.q_norm : attention.k_norm;
+      if (norm.weight != nullptr) kernels_.rms_norm(row + h * dim, norm.weight, norm.eps, dim, row + h * dim);
+      if (half > 0) kernels_.rotate(row + h * dim, cos, cos + half, 2 * half);
+    }
+    const int position = batch_->positions[t];
+    const int64_t unit = batch_->units[batch_->unit_starts[batch_->sequence_of[t]] + position / kUnitTokens];
+    const float* key = row + heads * dim;
+    const float* value = key + kv_heads * dim;
+    for (int h = 0; h < kv_heads; ++h) {
+      kernels_.append(cache_.layout(index), cache_.unit(index, unit, h), position % kUnitTokens, key + h * dim,
+                      value + h * dim);
+    }
+  }
+}
+
+void Step::attend(int thread, int index) {
+  const AttendPlan& plan = plans_[plan_of_[index]];
+  for (int i; (i = pool_.claim(thread, static_cast<int>(plan.items.size()))) >= 0;) {
+    attend_item(thread, index, plan.items[i]);
+  }
+  if (plan.merges.empty()) return;
+  pool_.barrier(thread);
+  for (int i; (i = pool_.claim(thread, static_cast<int>(plan.merges.size()))) >= 0;) {
+    merge_item(thread, index, plan.merges[i]);
+  }
+}
+
+void Step::attend_item(int thread, int index, const AttendItem& item) {
+  ThreadSpace& own = space_.threads[thread];
+  const Attention& attention = model_.layers[index].attention;
+  const KvLayout& layout = cache_.layout(index);
+  const int dim = layout.padded_dim, rows = item.heads * item.tokens;
+  const float* queries[kMostAttendRows];
+  float* outs[kMostAttendRows];
+  int32_t positions[kMostAttendRows];
+  AttendState fresh[kMostAttendRows], total[kMostAttendRows];
+  float* weighted = own.states.as<float>();
+  float* partial = space_.partials.as<float>() + static_cast<int64_t>(std::max(item.partial, 0)) * (2 + dim);
+  for (int r = 0; r < rows; ++r) {
+    const int64_t token = item.first_token + r / item.heads;
+    const int head = item.first_head + r % item.heads;
+    queries[r] = space_.qkv.as<float>() + token * qkv_stride_ + head * attention.head_dim;
+    outs[r] = space_.attended.as<float>() + token * attended_stride_ + head * attention.head_dim;
+    positions[r] = batch_->positions[token];
+    fresh[r].weighted = item.partial >= 0 ? partial + r * (2 + dim) + 2 : weighted + r * kMostHeadDim;
+    total[r] = {-INFINITY, 0.0f, weighted + (kMostAttendRows + r) * kMostHeadDim};
+    std::fill(total[r].weighted, total[r].weighted + dim, 0.0f);
+  }
+  const int32_t* units = batch_->units.data() + batch_->unit_starts[item.sequence];
+  const int last_unit = positions[rows - 1] / kUnitTokens;
+  own.units.resize(last_unit + 1);
+  for (int u = item.first_span * (kSpanTokens / kUnitTokens); u <= last_unit; ++u) {
+    own.units[u] = cache_.unit(index, units[u], item.kv_head);
+  }
+  const AttendRows pass{layout, own.units.data(), rows, queries, positions, attention.window, attention.scale,
+                        attention.softcap};
+  for (int span = item.first_span; span < item.last_span; ++span) {
+    kernels_.attend_span(pass, span, fresh);
+    for (int r = 0; r < rows; ++r) {
+      if (item.partial >= 0) {
+        fresh[r].weighted[-2] = fresh[r].maximum;
+        fresh[r].weighted[-1] = fresh[r].sum;
+      } else {
+        kernels_.merge_state(total[r], fresh[r], dim);
+      }
+    }
+  }
+  if (item.partial >= 0) return;
+  for (int r = 0; r < rows; ++r) kernels_.finish_state(total[r], attention.head_dim, outs[r]);
+}
+
+void Step::merge_item(int thread, int index, const MergeItem& merge) {
+  const AttendItem& item = merge.item;
+  const Attention& attention = model_.layers[index].attention;
+  const int dim = cache_.layout(index).padded_dim, rows = item.heads * item.tokens;
+  float* weighted = space_.threads[thread].states.as<float>();
+  for (int r = 0; r < rows; ++r) {
+    AttendState total{-INFINITY, 0.0f, weighted};
+    std::fill(weighted, weighted + dim, 0.0f);
+    for (int span = 0; span < merge.spans; ++span) {
+      float* partial = space_.partials.as<float>() +
+                       (item.partial + static_cast<int64_t>(span) * rows + r) * (2 + dim);
+      kernels_.merge_state(total, {partial[0], partial[1], partial + 2}, dim);
+    }
+    const int64_t token = item.first_token + r / item.heads;
+    const int head = item.first_head + r % item.heads;
+    kernels_.finish_state(total, attention.head_dim,
+                          space_.attended.as<float>() + token * attended_stride_ + head * attention.head_dim);
+  }
+}
+
+}  // namespace gristmill

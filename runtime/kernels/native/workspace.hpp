@@ -1,0 +1,42 @@
+// The step's scratch memory, grown to the largest batch so far.
+#pragma once
+
+#include <vector>
+
+#include "aligned.hpp"
+#include "model.hpp"
+
+namespace gristmill {
+
+// A linear's input in panels.
+struct Panels {
+  Buffer values, scales, sums;
+
+  void reserve(int64_t tokens, int64_t columns) {
+    values.reserve(tokens * columns * 4);
+    scales.reserve(tokens * columns / kActivationGroup * 4);
+    sums.reserve(tokens * columns / kActivationGroup * 4);
+  }
+};
+
+// What each thread has for itself.
+struct ThreadSpace {
+  Panels panels;
+  Buffer rows;      // float [kMostPanelTokens][columns]: normed rows on their way into a panel
+  Buffer tile;      // float [kChunkTokens][32]: one tile's output
+  Buffer states;    // float [2][kMostAttendRows][kMostHeadDim]: weighted values of a span and of all
+  std::vector<const uint8_t*> units;
+};
+
+struct Workspace {
+  Buffer hidden;     // float [tokens][hidden]: the residual stream
+  Buffer qkv;        // float [tokens][q + k + v]
+  Buffer attended;   // float [tokens][heads * head_dim]
+  Buffer gated;      // float [tokens][intermediate]
+  Buffer angles;     // float [ropes][tokens][2][rotary_dim / 2]: cosines, then sines
+  Buffer partials;   // float [states][2 + padded head_dim]
+  Panels panels;
+  std::vector<ThreadSpace> threads;
+};
+
+}  // namespace gristmill
