@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from gristmill.cli.build import build
+from gristmill.cli.compile import compile_target
 from gristmill.cli.doctor import doctor
 from gristmill.cli.generate import chat, generate
 from gristmill.cli.look import inspect, list_artifacts, verify
@@ -40,6 +41,7 @@ def create_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     app.command("build")(build)
+    app.command("compile")(compile_target)
     app.command("list")(list_artifacts)
     app.command("inspect")(inspect)
     app.command("verify")(verify)
