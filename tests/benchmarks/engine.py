@@ -112,7 +112,7 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
 def _engine_folder(options: argparse.Namespace) -> EngineFolder:
     if options.shape:
         folder = _shape_folder(options.shape)
-        random_engine(options.shape, folder)
+        random_engine(SHAPES[options.shape], folder)
         return EngineFolder(options.shape, NATIVE, folder, folder)
     if options.engine is None:
         return demo_engine(BUILD / "engine", options.target)
@@ -131,9 +131,11 @@ def _peers(
 ) -> list[System]:
     elements = own.plan.kv_elements_per_token
     kinds = ["Q4_0", *options.gguf]
+    # Where a machine has tiles, its own choice of arithmetic suits prompts and the other one decoding.
+    precisions = ("default",) if options.quick else ("default", "f32")
     return [
         *(LlamaCpp(kind, threads, elements) for kind in kinds),
-        OpenVino(threads, elements, workloads),
+        *(OpenVino(precision, threads, elements, workloads) for precision in precisions),
     ]
 
 
