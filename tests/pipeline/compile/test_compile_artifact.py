@@ -22,7 +22,7 @@ from gristmill.pipeline.compile.target import Target
 from gristmill.pipeline.compile.targets import TARGETS, find_target
 from gristmill.pipeline.progress import SilentProgress
 from gristmill.runtime.checkpoint import open_checkpoint
-from gristmill.runtime.errors import ArtifactError, BusyError, IntegrityError, UnsupportedError
+from gristmill.runtime.errors import ArtifactError, BusyError, IntegrityError, StorageError, UnsupportedError
 from gristmill.runtime.llm import load_engine
 from gristmill.runtime.proof import prove_again
 from gristmill.runtime.settings import EngineSettings
@@ -176,19 +176,20 @@ def exporting(monkeypatch: pytest.MonkeyPatch, write: Callable[..., None]) -> No
     monkeypatch.setattr(run, "find_target", lambda name: target)
 
 
-def test_an_interrupted_compile_leaves_the_store_as_it_was(
-    built: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), StorageError("disk full")], ids=["Ctrl-C", "disk full"])
+def test_a_compile_that_ends_early_leaves_the_store_as_it_was(
+    built: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
     def half(checkpoint: Path, out: Path, on_progress: object) -> None:
         out.mkdir(parents=True)
         (out / "half").write_bytes(b"x")
-        raise KeyboardInterrupt
+        raise end
 
     store = Store(tmp_path / "store")
     artifact = adopt(store, built)
     before = store.list()
     exporting(monkeypatch, half)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(end)):
         compile_artifact(store, artifact, "awq")
     assert store.list() == before
     assert list(store.layout.staging.iterdir()) == []
