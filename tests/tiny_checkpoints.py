@@ -45,11 +45,11 @@ def write_folder(folder: Path, config: dict[str, Any], tensors: Mapping[str, NDA
 
 
 def write_random(folder: Path, config: dict[str, Any], deviation: float = 1.0) -> Path:
-    """A folder with normal random weights of the type that `config` names."""
+    """A folder with normal random weights, norms around 1, of the type that `config` names."""
     random, dtype = np.random.default_rng(0), np.dtype(DTYPES[config["dtype"]])
-    shapes = plan_shapes(plan_model(config))
     tensors = {
-        name: (deviation * random.standard_normal(shape)).astype(dtype) for name, shape in shapes.items()
+        name: random.normal(1.0 if "norm" in name else 0.0, deviation, shape).astype(dtype)
+        for name, shape in plan_shapes(plan_model(config)).items()
     }
     return write_folder(folder, config, tensors)
 

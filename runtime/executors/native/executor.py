@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gristmill.runtime.errors import InputError, InternalError, UnsupportedError
 from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
 from gristmill.runtime.executors.native.model_spec import model_spec
+from gristmill.runtime.executors.native.modes import NATIVE_MODES
 from gristmill.runtime.executors.native.stored import EngineFile, StoredWeight
 from gristmill.runtime.executors.step_check import check_batch
 from gristmill.runtime.kernels import _native
@@ -21,6 +22,8 @@ from gristmill.runtime.settings import ExecutorOptions
 __all__ = ["NativeExecutor"]
 
 _UNIT_TOKENS = 16
+_MOST_THREADS = 512
+_MOST_THREADS_A_PROCESSOR = 4
 _ISA_VARIABLE = "GRISTMILL_ISA"
 
 
@@ -34,12 +37,7 @@ class NativeExecutor:
     """
 
     def __init__(self, engine: EngineFile, cache: KVCacheConfig, options: ExecutorOptions) -> None:
-        if cache.num_blocks < 1 or cache.block_size < 1 or cache.block_size % _UNIT_TOKENS:
-            raise InputError(
-                "KV cache of the native engine",
-                found=f"{cache.num_blocks} blocks of {cache.block_size} tokens",
-                expected=f"at least one block of a multiple of {_UNIT_TOKENS} tokens",
-            )
+        _check_settings(cache, options)
         instruction_set = _chosen_instruction_set()
         self._plan = engine.plan
         self._cache = cache
@@ -90,16 +88,14 @@ class NativeExecutor:
         if not batch:
             return np.empty((0, self._plan.vocab_size), dtype=np.float32)
         lengths = [len(entry.token_ids) for entry in batch]
-        tables = [0]
-        for entry in batch:
-            tables.append(tables[-1] + len(entry.block_table))
+        blocks = [_blocks_in_use(entry, self._cache.block_size) for entry in batch]
         try:
             return self._open.execute(
                 _flat(entry.token_ids for entry in batch),
                 np.array([entry.start for entry in batch], np.int32),
                 np.array(lengths, np.int32),
-                _flat(entry.block_table for entry in batch),
-                np.array(tables, np.int32),
+                _flat(blocks),
+                np.cumsum([0, *map(len, blocks)], dtype=np.int32),
                 np.array(_logit_rows(batch, lengths), np.int32),
             )
         except RuntimeError as error:
@@ -120,6 +116,29 @@ class NativeExecutor:
         if self._engine is None:
             raise InternalError("the native executor is closed")
         return self._engine
+
+
+def _check_settings(cache: KVCacheConfig, options: ExecutorOptions) -> None:
+    if cache.num_blocks < 1 or cache.block_size < 1 or cache.block_size % _UNIT_TOKENS:
+        raise InputError(
+            "KV cache of the native engine",
+            found=f"{cache.num_blocks} blocks of {cache.block_size} tokens",
+            expected=f"at least one block of a multiple of {_UNIT_TOKENS} tokens",
+        )
+    for what, found, known in (
+        ("compute type", options.compute, NATIVE_MODES.computes),
+        ("KV cache type", cache.dtype, NATIVE_MODES.kv_dtypes),
+    ):
+        if found not in known:
+            raise UnsupportedError(f"native engine: {what}", found=found, expected=" or ".join(known))
+    most = max(_MOST_THREADS, _MOST_THREADS_A_PROCESSOR * _native.effective_threads())
+    if options.threads is not None and not 1 <= options.threads <= most:
+        raise InputError("threads of the native engine", found=options.threads, expected=f"1 to {most}")
+
+
+def _blocks_in_use(entry: SequenceStep, block_size: int) -> Sequence[int]:
+    """The blocks that this step reads or writes; those behind them may be anything."""
+    return entry.block_table[: -(-(entry.start + len(entry.token_ids)) // block_size)]
 
 
 def _chosen_instruction_set() -> str:

@@ -1,0 +1,136 @@
+"""The native executor gives the reference executor's logits: every family, scheme and instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gristmill.runtime.executors.base import KVCacheConfig, SequenceStep
+from gristmill.runtime.executors.reference.executor import ReferenceExecutor
+from gristmill.runtime.kernels import _native
+from tests.runtime.executors.native.tiny_engines import (
+    BLOCK,
+    NUM_BLOCKS,
+    SCHEMES,
+    SHAPES,
+    OpenExecutor,
+    RoundedHead,
+    TinyEngine,
+    WeightSource,
+    all_rows,
+    random_tokens,
+    relative_error,
+)
+
+MakeEngine = Callable[[str, str], TinyEngine]
+MakeFamily = Callable[[str], TinyEngine]
+
+SETS = _native.instruction_sets()
+CACHE = KVCacheConfig(NUM_BLOCKS, BLOCK, "float32")
+TOKENS = 60
+
+# The reference runs in float32 on the same weights, the head's rounding to int8 included. What is left
+# is the rounding of inputs: at most 2^-9 of a value in bfloat16, 1/254 of a group's largest in int8.
+# Float32 models round only the head's input. A wrong mask, angle or scale costs far more than this.
+HEAD_INPUT_LIMIT = 0.0025
+LIMITS = {"bfloat16": 0.015, "int8": 0.05}
+# Key and value types against float32 ones; fp8 keeps 3 bits after the point, int4 15 steps a token.
+KV_LIMITS = {"float32": 0.0, "bfloat16": 0.015, "float16": 0.005, "fp8": 0.15, "int8": 0.03, "int4": 0.35}
+
+
+def reference(source: WeightSource, tokens: list[int]) -> NDArray[np.float32]:
+    return all_rows(ReferenceExecutor(RoundedHead(source), CACHE, "float32"), tokens)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_every_family_gives_the_references_logits(
+    family: str, instruction_set: str, family_engine: MakeFamily, open_native: OpenExecutor
+) -> None:
+    engine, tokens = family_engine(family), random_tokens(1, TOKENS)
+    executor = open_native(engine.file, compute="bfloat16", instruction_set=instruction_set, threads=2)
+    assert relative_error(all_rows(executor, tokens), reference(engine.source, tokens)) < HEAD_INPUT_LIMIT
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("compute", LIMITS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_gives_the_references_logits(
+    scheme: str, compute: str, instruction_set: str, tiny_engine: MakeEngine, open_native: OpenExecutor
+) -> None:
+    engine, tokens = tiny_engine("shared key heads", scheme), random_tokens(2, TOKENS)
+    executor = open_native(engine.file, compute=compute, instruction_set=instruction_set)
+    error = relative_error(all_rows(executor, tokens), reference(engine.source, tokens))
+    assert error < LIMITS[compute]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_long_contexts_give_the_references_logits(
+    shape: str, tiny_engine: MakeEngine, open_native: OpenExecutor
+) -> None:
+    engine, tokens = tiny_engine(shape, "mixed"), random_tokens(3, 600)
+    executor = open_native(engine.file, compute="bfloat16", threads=2)
+    error = relative_error(all_rows(executor, tokens), reference(engine.source, tokens))
+    assert error < LIMITS["bfloat16"]
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("kv", KV_LIMITS)
+def test_the_cache_type_costs_only_its_rounding(
+    kv: str, instruction_set: str, family_engine: MakeFamily, open_native: OpenExecutor
+) -> None:
+    engine, tokens = family_engine("llama with biases").file, random_tokens(4, TOKENS)
+    exact, found = (
+        all_rows(open_native(engine, kv=dtype, instruction_set=instruction_set), tokens)
+        for dtype in ("float32", kv)
+    )
+    assert relative_error(found, exact) <= KV_LIMITS[kv]
+
+
+def test_rows_come_in_batch_order_as_each_entry_asked(
+    tiny_engine: MakeEngine, open_native: OpenExecutor
+) -> None:
+    executor, tokens = open_native(tiny_engine("shared key heads", "mixed").file), random_tokens(5, 20)
+    every = all_rows(executor, tokens)
+    step = SequenceStep(tokens, 0, [0, 1], "none")
+    batch = [step, replace(step, token_ids=tokens[:3], block_table=[5], logits="all")]
+    mixed = executor.execute([*batch, replace(step, block_table=[7, 3], logits="last")])
+    assert np.array_equal(mixed, every[[0, 1, 2, 19]])
+
+
+def test_an_empty_batch_gives_no_rows(tiny_engine: MakeEngine, open_native: OpenExecutor) -> None:
+    rows = open_native(tiny_engine("shared key heads", "plain").file).execute([])
+    assert (rows.shape, rows.dtype) == ((0, 97), np.float32)
+
+
+def test_a_step_without_rows_fills_the_cache(tiny_engine: MakeEngine, open_native: OpenExecutor) -> None:
+    executor, tokens = open_native(tiny_engine("shared key heads", "plain").file), random_tokens(6, 20)
+    expected = all_rows(executor, tokens)[-1:]
+    assert executor.execute([SequenceStep(tokens[:19], 0, [8, 9], "none")]).shape == (0, 97)
+    assert np.array_equal(executor.execute([SequenceStep(tokens[19:], 19, [8, 9])]), expected)
+
+
+def test_blocks_that_a_step_does_not_reach_may_be_anything(
+    tiny_engine: MakeEngine, open_native: OpenExecutor
+) -> None:
+    executor, tokens = open_native(tiny_engine("shared key heads", "plain").file), random_tokens(7, 20)
+    spare = [4, 2, -1, NUM_BLOCKS, 2**40]
+    assert np.array_equal(all_rows(executor, tokens, spare), all_rows(executor, tokens))
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_it_says_what_it_runs(
+    instruction_set: str, tiny_engine: MakeEngine, open_native: OpenExecutor
+) -> None:
+    engine = tiny_engine("shared key heads", "mixed").file
+    executor = open_native(engine, kv="fp8", threads=2, instruction_set=instruction_set)
+    info: Any = executor.info
+    assert (info.name, info.compute, info.kv_cache) == ("native-x86", "int8", "fp8")
+    assert info.kernels["down"] == f"int8 g64 x int8 ({instruction_set})"
+    assert info.kernels["o"] == f"bfloat16 x bfloat16 ({instruction_set})"
+    assert executor.threads == 2
+    assert executor.plan == engine.plan
