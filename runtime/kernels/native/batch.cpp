@@ -18,8 +18,9 @@ void check_sequence(const StepInput& input, int s, const Model& model, int num_b
   const int64_t start = input.starts[s], length = input.lengths[s];
   require(length > 0, "a sequence without new tokens", s);
   require(start >= 0 && start + length <= model.max_positions, "position beyond the plan", start + length);
-  const int64_t blocks = input.table_starts[s + 1] - input.table_starts[s];
-  require(blocks * block_size >= start + length, "block table too short, sequence", s);
+  const int64_t first = input.table_starts[s], last = input.table_starts[s + 1];
+  require(first >= 0 && first <= last && last <= input.blocks, "block table outside the block ids, sequence", s);
+  require((last - first) * block_size >= start + length, "block table too short, sequence", s);
   for (int i = input.table_starts[s]; i < input.table_starts[s + 1]; ++i) {
     require(input.block_ids[i] >= 0 && input.block_ids[i] < num_blocks, "block outside the cache",
             input.block_ids[i]);

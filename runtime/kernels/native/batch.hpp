@@ -20,6 +20,7 @@ struct StepInput {
   int32_t sequences;
   int32_t tokens;
   int32_t rows;
+  int32_t blocks;
 };
 
 // Rows of one attention pass: `tokens` new tokens of a sequence from `first_token` (flattened), query

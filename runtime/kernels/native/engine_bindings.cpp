@@ -183,7 +183,8 @@ class PyEngine {
                           logit_rows.data(),
                           static_cast<int32_t>(starts.size()),
                           static_cast<int32_t>(token_ids.size()),
-                          static_cast<int32_t>(logit_rows.size())};
+                          static_cast<int32_t>(logit_rows.size()),
+                          static_cast<int32_t>(block_ids.size())};
     if (lengths.size() != starts.size() || table_starts.size() != starts.size() + 1) {
       throw std::invalid_argument("a length for each start, and one more table start, are needed");
     }
