@@ -41,7 +41,7 @@ void Step::attend(int thread, int index) {
     attend_item(thread, index, plan.items[i]);
   }
   if (plan.merges.empty()) return;
-  pool_.barrier(thread);
+  pool_.finish(thread);
   for (int i; (i = pool_.claim(thread, static_cast<int>(plan.merges.size()))) >= 0;) {
     merge_item(thread, index, plan.merges[i]);
   }
