@@ -17,6 +17,7 @@ from gristmill.artifacts.reading import reading
 from gristmill.artifacts.record import BuildRecord, read_record
 from gristmill.artifacts.refs import DEFAULT_TAG, FolderRef, parse_ref
 from gristmill.artifacts.staging import open_staging, remove_stale_staging
+from gristmill.artifacts.tags import read_tag
 from gristmill.runtime.errors import ArtifactError
 from gristmill.runtime.files import storage_errors
 
@@ -47,6 +48,10 @@ class Store:
         self.layout.require_folder()
         with reading(self.path):
             return find(self.layout, parsed)
+
+    def tagged(self, name: str, tag: str) -> str | None:
+        """The digest that a tag points to, None if there is no such tag. Raises IntegrityError."""
+        return read_tag(self.layout, check_name(name), check_tag(tag))
 
     def list(self) -> tuple[ArtifactRow, ...]:
         """Every tag and untagged artifact; damaged ones are rows with a `fault`. Raises StorageError."""

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from gristmill.artifacts.manifest import Determinism
+from gristmill.runtime.machine import processor_name
 
 __all__ = [
     "build_threads",
@@ -64,17 +65,8 @@ def host_record() -> dict[str, str]:
     """The machine, for the build record; never part of an artifact's digest."""
     return {
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": str(os.cpu_count()),
         "memory_bytes": str(psutil.virtual_memory().total),
         "python": platform.python_version(),
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = (line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-            return next(names, platform.processor())
-    except OSError:
-        return platform.processor()

@@ -12,8 +12,9 @@ from pathlib import Path
 from gristmill.artifacts import manifest as m
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.blobs import link_or_copy
-from gristmill.artifacts.engines import GOLDEN_FOLDER, REFERENCE
+from gristmill.artifacts.engines import ENGINES_FOLDER, GOLDEN_FOLDER
 from gristmill.artifacts.golden import write_golden
+from gristmill.artifacts.proofs import proofs_file, write_proofs
 from gristmill.artifacts.record import BuildRecord
 from gristmill.artifacts.store import Store
 from gristmill.calibration.samples import TokenSamples
@@ -28,22 +29,27 @@ from gristmill.runtime.files import canonical_json, write_atomic
 from gristmill.runtime.formats.select import FormatName
 from gristmill.runtime.scheme import QuantScheme
 
-__all__ = ["Built", "package"]
+__all__ = ["Built", "engine_validation", "gate_rows", "link_tree", "package", "write_report"]
 
 _WORST_LAYERS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Built:
-    """What the earlier stages made. `checkpoints` maps a format to its folder, the recipe's own first."""
+    """What the earlier stages made.
+
+    `checkpoints` maps a format to its folder, the recipe's own first; `engines`
+    a compile target to its folder; `gates` an engine to its gates.
+    """
 
     model: BuildModel
     model_digest: str
     samples: TokenSamples | None
     checkpoints: Mapping[FormatName, Path]
+    engines: Mapping[str, Path]
     errors: Mapping[str, float]
     proof: Proof
-    gates: Sequence[GateResult]
+    gates: Mapping[str, Sequence[GateResult]]
     determinism: m.Determinism
 
 
@@ -52,17 +58,18 @@ def package(recipe: Recipe, built: Built, store: Store, record: BuildRecord) -> 
     recipe_bytes = resolved_yaml(recipe)
     with store.staging() as folder:
         own, *exports = built.checkpoints.items()
-        _link_tree(own[1], folder / CHECKPOINT)
+        link_tree(own[1], folder / CHECKPOINT)
         for name, path in exports:
-            _link_tree(path, folder / "exports" / name)
+            link_tree(path, folder / "exports" / name)
         write_atomic(folder / "recipe.yaml", recipe_bytes)
         (folder / GOLDEN_FOLDER).mkdir()
         write_golden(folder / GOLDEN_FOLDER, built.proof.golden)
-        if built.proof.validation is not None:
-            (folder / "report").mkdir()
-            write_atomic(
-                folder / "report" / "validation.json", canonical_json(built.proof.validation.to_dict())
-            )
+        for target, path in built.engines.items():
+            link_tree(path, folder / ENGINES_FOLDER / target)
+        for proven in built.proof.engines:
+            if proven.modes:
+                write_proofs(folder / GOLDEN_FOLDER / proofs_file(proven.engine.target), proven.modes)
+        write_report(folder, built.proof.validation)
         manifest = _manifest(recipe, built, hashlib.sha256(recipe_bytes).hexdigest())
         return store.commit(folder, manifest, tag=recipe.tag, record=record)
 
@@ -87,18 +94,31 @@ def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
         skipped=tuple(sorted(name for name, scheme in built.model.schemes.items() if scheme is None)),
         bits_per_weight=_bits_per_weight(built.model, schemes),
         base_size_bytes=built.model.size_bytes,
-        engines=(built.proof.engine,),
-        validation={REFERENCE: _engine_validation(validation)} if validation else {},
-        gates=tuple(
-            m.GateResult(REFERENCE, gate.gate.metric, gate.gate.expression, gate.value, gate.passed)
-            for gate in built.gates
-        ),
+        engines=tuple(sorted((proven.engine for proven in built.proof.engines), key=lambda e: e.target)),
+        validation={target: engine_validation(result) for target, result in validation.items()},
+        gates=tuple(row for target, gates in built.gates.items() for row in gate_rows(target, gates)),
         determinism=built.determinism,
         layer_errors=tuple(m.LayerError(name, error) for name, error in worst),
     )
 
 
-def _engine_validation(result: ValidationResult) -> m.EngineValidation:
+def gate_rows(target: str, gates: Sequence[GateResult]) -> tuple[m.GateResult, ...]:
+    """Gates as the manifest lists them."""
+    return tuple(
+        m.GateResult(target, gate.gate.metric, gate.gate.expression, gate.value, gate.passed)
+        for gate in gates
+    )
+
+
+def write_report(folder: Path, validation: Mapping[str, ValidationResult]) -> None:
+    """`report/validation-<engine>.json` for each engine: every data set by itself."""
+    for target, result in validation.items():
+        (folder / "report").mkdir(exist_ok=True)
+        write_atomic(folder / "report" / f"validation-{target}.json", canonical_json(result.to_dict()))
+
+
+def engine_validation(result: ValidationResult) -> m.EngineValidation:
+    """What was measured on one engine, as the manifest has it."""
     metrics = result.metrics
     return m.EngineValidation(
         perplexity=m.Perplexity(metrics.perplexity_base, metrics.perplexity),
@@ -122,7 +142,7 @@ def _bits_per_weight(model: BuildModel, schemes: Mapping[str, QuantScheme]) -> m
     return m.BitsPerWeight(stored / weights, (stored + (total - weights) * plain_bits) / total)
 
 
-def _link_tree(source: Path, target: Path) -> None:
+def link_tree(source: Path, target: Path) -> None:
     """`source` again at `target`, sharing bytes where the file system allows it."""
     shutil.copytree(source, target, copy_function=_link)
 

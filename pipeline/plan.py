@@ -29,7 +29,7 @@ class MemoryPlan:
     """Peak bytes of the two large stages; the build's peak is the larger one over the process itself.
 
     quantize  the walk (blocks, hidden states, second moments) and one group's work space
-    validate  the whole quantized model in the engine's dtype, hidden states, chunks of logits
+    validate  the whole quantized model in each engine, hidden states, chunks of logits
     """
 
     quantize: int
@@ -53,11 +53,12 @@ def plan_memory(
     settings: QuantizeSettings,
     samples: TokenSamples | None,
     held_out: Sequence[HeldOut],
+    engines: int = 0,
 ) -> MemoryPlan:
-    """An upper estimate from shapes alone; nothing is loaded."""
+    """An upper estimate from shapes alone; nothing is loaded. `engines` counts those beside the reference."""
     tokens = samples.tokens if samples is not None else 0
     quantize = _quantize(model.plan, tokens, follow_original=settings.correct_drift)
-    return MemoryPlan(quantize, _validate(model.plan, held_out))
+    return MemoryPlan(quantize, _validate(model.plan, held_out, engines))
 
 
 def require_memory(plan: MemoryPlan, limit: int | None) -> None:
@@ -90,13 +91,13 @@ def _method_work(layer: LayerPlan) -> int:
     return _FLOAT * max(10 * size * rows + 4 * size * size for size, rows in sizes)
 
 
-def _validate(plan: ModelPlan, held_out: Sequence[HeldOut]) -> int:
+def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int) -> int:
     model = plan.num_parameters() * _FLOAT  # golden logits are recorded in float32
     if not held_out:
         return model
-    served = plan.num_parameters() * 2
+    served = (1 + engines) * plan.num_parameters() * 2
     hidden = 2 * sum(entry.samples.tokens for entry in held_out) * plan.hidden_size * 2
-    logits = 8 * _VALIDATION_ROWS * plan.vocab_size * _FLOAT
+    logits = (8 + 2 * engines) * _VALIDATION_ROWS * plan.vocab_size * _FLOAT
     original = (
         2 * (plan.vocab_size * plan.hidden_size + max(map(_block_weights, plan.layers), default=0)) * _FLOAT
     )

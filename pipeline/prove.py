@@ -1,8 +1,9 @@
-"""The validate stage: the written checkpoint, on the engine that serves it, against the original model."""
+"""The validate stage: the written checkpoint, on every engine that serves it, against the original model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,14 @@ from pydantic import TypeAdapter
 from gristmill.artifacts.engines import REFERENCE
 from gristmill.artifacts.golden import read_golden, write_golden
 from gristmill.artifacts.manifest import Engine, GoldenProof
+from gristmill.artifacts.proofs import proofs_file, read_proofs, write_proofs
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.checkpoint import WrittenCheckpoint
+from gristmill.pipeline.compile.stage import CompiledEngine
+from gristmill.pipeline.engine_proof import EngineProof, load_default, prove_engine
 from gristmill.pipeline.progress import Progress
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
-from gristmill.pipeline.validate.compare import compare_models
+from gristmill.pipeline.validate.compare import compare_engines
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.pipeline.validate.logits import ExecutorLogits, LogitsSource
 from gristmill.pipeline.validate.result import ValidationResult
@@ -24,41 +28,40 @@ from gristmill.runtime.engine_folder import EngineFolder, GoldenPrompt
 from gristmill.runtime.executors.base import Executor, KVCacheConfig
 from gristmill.runtime.executors.load import open_engine
 from gristmill.runtime.files import write_atomic
-from gristmill.runtime.golden import record_golden, require_golden
+from gristmill.runtime.golden import DEFAULT_TOLERANCE, record_golden, require_golden
 from gristmill.runtime.settings import ExecutorOptions
 
-__all__ = ["GOLDEN_TOLERANCE", "Proof", "prove"]
+__all__ = ["Proof", "prove", "validate_engines"]
 
-GOLDEN_TOLERANCE = 0.02
-"""Largest KL in nats at which an engine passes; bfloat16 noise on the demo model is a tenth of it."""
-
-_COMPUTE: Literal["bfloat16"] = "bfloat16"
 _BLOCK = 16
 _CONTINUATION = 16
 _CODE = (
     "gristmill.calibration.walk",
+    "gristmill.pipeline.engine_proof",
     "gristmill.pipeline.validate",
     "gristmill.pipeline.prove",
     "gristmill.runtime.checkpoint",
     "gristmill.runtime.executors",
     "gristmill.runtime.formats",
     "gristmill.runtime.golden",
+    "gristmill.runtime.kernels",
 )
-_VALIDATION = TypeAdapter(ValidationResult | None)
-_ENGINE = TypeAdapter(Engine)
+_VALIDATION = TypeAdapter(dict[str, ValidationResult])
+_ENGINES = TypeAdapter(tuple[Engine, ...])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proof:
-    """What was measured on an engine: validation (None without held-out data), golden prompts, self-test."""
+    """What was measured: validation by engine (empty without held-out data), golden prompts, self-tests."""
 
-    validation: ValidationResult | None
+    validation: Mapping[str, ValidationResult]
     golden: tuple[GoldenPrompt, ...]
-    engine: Engine
+    engines: tuple[EngineProof, ...]
 
 
 def prove(
     written: WrittenCheckpoint,
+    compiled: Sequence[CompiledEngine],
     original: Callable[[], LogitsSource],
     held_out: Sequence[HeldOut],
     calibration: TokenSamples | None,
@@ -69,55 +72,71 @@ def prove(
 ) -> Proof:
     """Validate and record golden prompts, or take what an earlier build of the same inputs measured.
 
-    `original` opens the source model; `inputs` is what, beside the checkpoint and
-    the data, determines the result. Golden logits come from float32 compute, and the
-    engine that serves must reproduce them. Gates are not judged here.
+    The engines are the reference one and those `compiled`. `original` opens the
+    source model; `inputs` is what, beside the checkpoint and the data, determines
+    the result. Golden logits come from float32 compute, and every engine must
+    reproduce them. Gates are not judged here.
     """
     tokens = [(entry.name, entry.samples.digest) for entry in held_out]
     seen = None if calibration is None else calibration.digest
-    key = stage_key(
-        "validate",
-        {**inputs, "checkpoint": written.key, "held_out": tokens, "golden": golden, "calibration": seen},
-        code_version(_CODE),
-    )
+    engines = {engine.target: engine.key for engine in compiled}
+    inputs = {**inputs, "checkpoint": written.key, "engines": engines, "held_out": tokens, "golden": golden}
+    key = stage_key("validate", {**inputs, "calibration": seen}, code_version(_CODE))
     if (done := stages.finished("validate", key)) is not None:
         return _read(done)
     with stages.open("validate", key) as stage:
         progress.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
         prompts = _record(written.folder, golden)
-        executor = _load(
-            written.folder, [*golden, *(w for entry in held_out for w in entry.windows)], _COMPUTE
-        )
-        engine = _self_test(executor, prompts)
-        validation = None
-        if held_out:
-            validation = compare_models(
-                original(),
-                ExecutorLogits(executor),
-                held_out,
-                calibration=calibration,
-                on_tokens=progress.advance,
-            )
-        executor.close()
-        _write(stage.folder, Proof(validation, prompts, engine))
+        folders = [
+            EngineFolder("engine", engine.target, engine.folder, written.folder, golden=prompts)
+            for engine in compiled
+        ]
+        proofs = [_prove_reference(written.folder, prompts), *map(prove_engine, folders)]
+        reference = EngineFolder("checkpoint", REFERENCE, written.folder, written.folder)
+        validation = validate_engines([reference, *folders], original, held_out, calibration, progress)
+        _write(stage.folder, Proof(validation, prompts, tuple(proofs)))
         return _read(stage.finish())
 
 
+def validate_engines(
+    folders: Sequence[EngineFolder],
+    original: Callable[[], LogitsSource],
+    held_out: Sequence[HeldOut],
+    calibration: TokenSamples | None,
+    progress: Progress,
+) -> dict[str, ValidationResult]:
+    """What each engine, in its default formats, gives on held-out data; nothing without any."""
+    if not held_out:
+        return {}
+    tokens = max(len(window) for entry in held_out for window in entry.windows)
+    with ExitStack() as stack:
+        executors = {
+            folder.target: stack.enter_context(closing(load_default(folder, tokens))) for folder in folders
+        }
+        return compare_engines(
+            original(),
+            {target: ExecutorLogits(executor) for target, executor in executors.items()},
+            held_out,
+            calibration=calibration,
+            on_tokens=progress.advance,
+        )
+
+
 def _record(checkpoint: Path, golden: Sequence[Sequence[int]]) -> tuple[GoldenPrompt, ...]:
-    executor = _load(checkpoint, golden, "float32")
-    prompts = record_golden(executor, golden, continuation=_CONTINUATION)
-    executor.close()
-    return prompts
+    with closing(_load_reference(checkpoint, golden, "float32")) as executor:
+        return record_golden(executor, golden, continuation=_CONTINUATION)
 
 
-def _self_test(executor: Executor, prompts: tuple[GoldenPrompt, ...]) -> Engine:
-    report = require_golden(executor, prompts, GOLDEN_TOLERANCE)
-    proof = GoldenProof(len(prompts), report.kl_mean, report.kl_max, report.top1_agreement, GOLDEN_TOLERANCE)
-    info = executor.info
-    return Engine(REFERENCE, info.compute, info.kv_cache, dict(info.kernels), proof)
+def _prove_reference(checkpoint: Path, prompts: tuple[GoldenPrompt, ...]) -> EngineProof:
+    sequences = [prompt.token_ids for prompt in prompts]
+    with closing(_load_reference(checkpoint, sequences, "bfloat16")) as executor:
+        report = require_golden(executor, prompts, DEFAULT_TOLERANCE)
+        info = executor.info
+    proof = GoldenProof(len(prompts), report.kl_mean, report.kl_max, report.top1_agreement, DEFAULT_TOLERANCE)
+    return EngineProof(Engine(REFERENCE, info.compute, info.kv_cache, dict(info.kernels), proof), ())
 
 
-def _load(
+def _load_reference(
     checkpoint: Path, sequences: Sequence[Sequence[int]], compute: Literal["bfloat16", "float32"]
 ) -> Executor:
     """The reference engine, with a cache for the longest of `sequences` and its continuation."""
@@ -128,13 +147,18 @@ def _load(
 
 def _write(folder: Path, proof: Proof) -> None:
     write_golden(folder, proof.golden)
-    write_atomic(folder / "validation.json", _VALIDATION.dump_json(proof.validation))
-    write_atomic(folder / "engine.json", _ENGINE.dump_json(proof.engine))
+    for proven in proof.engines:
+        if proven.modes:
+            write_proofs(folder / proofs_file(proven.engine.target), proven.modes)
+    write_atomic(folder / "validation.json", _VALIDATION.dump_json(dict(proof.validation)))
+    write_atomic(folder / "engines.json", _ENGINES.dump_json(tuple(p.engine for p in proof.engines)))
 
 
 def _read(folder: Path) -> Proof:
-    return Proof(
-        _VALIDATION.validate_json((folder / "validation.json").read_bytes()),
-        read_golden(folder),
-        _ENGINE.validate_json((folder / "engine.json").read_bytes()),
-    )
+    engines = _ENGINES.validate_json((folder / "engines.json").read_bytes())
+    proofs = []
+    for engine in engines:
+        path = folder / proofs_file(engine.target)
+        proofs.append(EngineProof(engine, read_proofs(path) if path.exists() else ()))
+    validation = _VALIDATION.validate_json((folder / "validation.json").read_bytes())
+    return Proof(validation, read_golden(folder), tuple(proofs))

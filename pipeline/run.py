@@ -14,22 +14,24 @@ from gristmill.artifacts.store import Store
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.calibrate import calibrate
 from gristmill.pipeline.checkpoint import write_verified
+from gristmill.pipeline.compile.stage import compile_engine, require_runnable
 from gristmill.pipeline.environment import build_threads, determinism_contract, peak_memory, using_threads
 from gristmill.pipeline.golden_prompts import golden_prompts
 from gristmill.pipeline.model import BuildModel, open_model
 from gristmill.pipeline.package import Built, package
 from gristmill.pipeline.plan import plan_memory, require_memory
 from gristmill.pipeline.progress import Progress, SilentProgress
-from gristmill.pipeline.prove import prove
+from gristmill.pipeline.prove import Proof, prove
 from gristmill.pipeline.quantize.run import quantize_key, quantize_model
 from gristmill.pipeline.quantize.settings import quantize_settings
 from gristmill.pipeline.record import StageClock
 from gristmill.pipeline.stages import StageCache
 from gristmill.pipeline.validate.data import HeldOut, load_held_out
-from gristmill.pipeline.validate.gates import evaluate_gates, require_gates
+from gristmill.pipeline.validate.gates import GateResult, evaluate_gates, require_gates
 from gristmill.pipeline.validate.original import OriginalLogits
 from gristmill.pipeline.validate.overlap import refuse_shared_records
 from gristmill.recipes.schema import Recipe
+from gristmill.runtime.executors.load import best_engine
 
 __all__ = ["build"]
 
@@ -51,12 +53,13 @@ def build(
     clock = StageClock(stages)
     with using_threads(contract.threads):
         with clock.stage("load"):
+            require_runnable(recipe.engines)
             model = open_model(recipe)
             digest = model.source.digest()
         with clock.stage("calibrate"):
             samples, held_out = _read_data(recipe, model, digest, stages, tell)
         settings = quantize_settings(recipe.quantize, model.schemes)
-        memory = plan_memory(model, settings, samples, held_out)
+        memory = plan_memory(model, settings, samples, held_out, engines=len(recipe.engines))
         tell.note(memory.line())
         require_memory(memory, memory_limit)
         with clock.stage("quantize"):
@@ -67,11 +70,15 @@ def build(
         with clock.stage("checkpoint"):
             write = partial(write_verified, model.source, quantized.tensors, quantized.dense, stages=stages)
             checkpoints = {
-                name: write(format=name, quantize_key=key) for name in (recipe.checkpoint, *recipe.compile)
+                name: write(format=name, quantize_key=key) for name in (recipe.checkpoint, *recipe.exports)
             }
+        own = checkpoints[recipe.checkpoint]
+        with clock.stage("compile"):
+            engines = [compile_engine(target, own, stages, tell) for target in recipe.engines]
         with clock.stage("validate"):
             proof = prove(
-                checkpoints[recipe.checkpoint],
+                own,
+                engines,
                 partial(OriginalLogits, model.plan, model.source),
                 held_out,
                 samples,
@@ -80,15 +87,24 @@ def build(
                 stages,
                 tell,
             )
-            gates = recipe.validation.gates.all if recipe.validation else ()
-            results = evaluate_gates(gates, proof.validation.metrics) if proof.validation else ()
+            served = best_engine([proven.engine.target for proven in proof.engines])
+            results = _gate_results(recipe, proof, served)
             require_gates(results, quantized.errors)
         with clock.stage("package"):
             paths = {name: written.folder for name, written in checkpoints.items()}
-            built = Built(model, digest, samples, paths, quantized.errors, proof, results, contract)
-            artifact = package(recipe, built, store, clock.record(memory.total))
+            compiled = {engine.target: engine.folder for engine in engines}
+            gates = {served: results}
+            built = Built(model, digest, samples, paths, compiled, quantized.errors, proof, gates, contract)
+            artifact = package(recipe, built, store, clock.record(recipe.base, memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
     return artifact
+
+
+def _gate_results(recipe: Recipe, proof: Proof, served: str) -> tuple[GateResult, ...]:
+    """The recipe's gates, held against the engine that will serve."""
+    if recipe.validation is None or served not in proof.validation:
+        return ()
+    return evaluate_gates(recipe.validation.gates.all, proof.validation[served].metrics)
 
 
 def _read_data(

@@ -39,7 +39,7 @@ __all__ = ["OpenStage", "StageCache", "code_version", "stage_key"]
 
 _INDEX_FILE = "index.json"
 _MAX_INDEX_BYTES = 16 << 20
-_SOURCE_SUFFIXES = {".py", ".cpp", ".h"}
+_SOURCE_SUFFIXES = {".py", ".cpp", ".h", ".hpp", ".inl"}
 _INDEX = TypeAdapter(dict[str, FileEntry])
 
 

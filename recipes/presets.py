@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gristmill.runtime.errors import RecipeError
 
-__all__ = ["preset_names", "preset_path"]
+__all__ = ["preset_names", "preset_path", "presets_folder"]
 
 _FOLDER = Path(__file__).parent / "files"
 
@@ -15,6 +15,11 @@ _FOLDER = Path(__file__).parent / "files"
 def preset_names() -> tuple[str, ...]:
     """Names of the shipped recipes, sorted."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+def presets_folder() -> Path:
+    """Where the shipped recipes and their prompts lie."""
+    return _FOLDER
 
 
 def preset_path(name: str) -> Path:

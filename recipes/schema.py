@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 CheckpointFormat = Literal["compressed-tensors", "awq"]
+EngineTarget = Literal["native-x86"]
+CompileTarget = Literal["compressed-tensors", "awq", "native-x86"]
 
 _CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -169,7 +171,9 @@ class Recipe(BaseModel):
         default=None, alias="validate", description="proof of the result"
     )
     checkpoint: CheckpointFormat = Field(default="compressed-tensors", description="format of the checkpoint")
-    compile: tuple[CheckpointFormat, ...] = Field(default=(), description="further exports of the checkpoint")
+    compile: tuple[CompileTarget, ...] = Field(
+        default=(), description="engines, and further formats of the checkpoint"
+    )
     golden: GoldenSettings = Field(default_factory=GoldenSettings, description="prompts for self-tests")
 
     _base: Path = PrivateAttr(default_factory=Path.cwd)
@@ -183,6 +187,16 @@ class Recipe(BaseModel):
     def base(self) -> Path:
         """The folder that relative paths of the recipe start from."""
         return self._base
+
+    @property
+    def engines(self) -> tuple[EngineTarget, ...]:
+        """Those targets of `compile` that serve."""
+        return tuple(target for target in self.compile if target == "native-x86")
+
+    @property
+    def exports(self) -> tuple[CheckpointFormat, ...]:
+        """Those targets of `compile` that are formats of the checkpoint."""
+        return tuple(target for target in self.compile if target != "native-x86")
 
     @field_validator("quantize")
     @classmethod

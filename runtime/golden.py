@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from gristmill.runtime.engine_folder import GoldenPrompt
 from gristmill.runtime.errors import InputError, IntegrityError
-from gristmill.runtime.executors.base import Executor, ExecutorInfo, SequenceStep
+from gristmill.runtime.executors.base import Executor, ExecutorInfo, KVCacheConfig, KVDtype, SequenceStep
 
 __all__ = [
     "DEFAULT_TOLERANCE",
     "GoldenReport",
     "PromptComparison",
     "compare_golden",
+    "golden_cache",
     "golden_tolerance",
     "record_golden",
     "require_golden",
@@ -32,6 +33,7 @@ DEFAULT_TOLERANCE = 0.02
 """Largest KL in nats where none was recorded; bfloat16 noise on the demo model is a tenth of it."""
 
 _BATCH_TOKENS = 2048
+_BLOCK_SIZE = 16
 _SHORT_ROWS = 2
 
 
@@ -98,6 +100,13 @@ def short_golden(golden: Sequence[GoldenPrompt]) -> GoldenPrompt:
     """The shortest prompt, cut to one prefill and one decode: the proof that every start can afford."""
     shortest = min(golden, key=lambda prompt: len(prompt.token_ids))
     return replace(shortest, logits=shortest.logits[-_SHORT_ROWS:])
+
+
+def golden_cache(golden: Sequence[GoldenPrompt], dtype: KVDtype) -> KVCacheConfig:
+    """A cache in which the golden prompts run in few batches, and the longest fits at least."""
+    blocks = [-(-len(prompt.token_ids) // _BLOCK_SIZE) for prompt in golden]
+    together = max(max(blocks), min(sum(blocks), _BATCH_TOKENS // _BLOCK_SIZE))
+    return KVCacheConfig(together, _BLOCK_SIZE, dtype)
 
 
 def golden_tolerance(recorded: Mapping[tuple[str, str], float], info: ExecutorInfo) -> float:

@@ -10,6 +10,7 @@ import psutil
 
 from gristmill.runtime.errors import GristmillError, InputError, OutsideError
 from gristmill.runtime.executors.base import KVDtype
+from gristmill.runtime.machine import CGROUPS, memory_limit
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import EngineSettings
 
@@ -20,11 +21,6 @@ _SCALED = ("int8", "int4")
 _SCALE_BYTES = 8  # float32, and as much again for what an engine pads
 _RUNTIME = 256 << 20  # the interpreter, its libraries and allocator slack
 _CACHE_SHARE = 0.5  # of what weights and work space leave, unless the user says how much
-
-_CGROUP_FILES = (
-    ("memory.max", "memory.current"),  # version 2
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),  # version 1
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +61,13 @@ class MemoryPlan:
         return [f"{name:<11}{_mib(size):>10}  {note}".rstrip() for name, size, note in rows]
 
 
-def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> FreeMemory:
+def free_memory(cgroup: Path = CGROUPS) -> FreeMemory:
     """What this process may still take: what the machine has, or its container leaves if that is less."""
-    free = FreeMemory(psutil.virtual_memory().available, "available on this machine")
-    for limit_file, usage_file in _CGROUP_FILES:
-        try:
-            limit = (cgroup / limit_file).read_text().strip()
-            usage = (cgroup / usage_file).read_text().strip()
-        except OSError:  # not this version of control groups
-            continue
-        if limit.isdecimal() and int(limit) - int(usage) < free.size:
-            free = FreeMemory(max(0, int(limit) - int(usage)), "left of the container's limit")
-    return free
+    available = psutil.virtual_memory().available
+    limit = memory_limit(cgroup)
+    if limit is not None and limit.left < available:
+        return FreeMemory(limit.left, "left of the container's limit")
+    return FreeMemory(available, "available on this machine")
 
 
 def plan_memory(plan: ModelPlan, weights: int, settings: EngineSettings, free: FreeMemory) -> MemoryPlan:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 
 from gristmill.pipeline.compile.native_forms import Part, common_form, linear_part, quantized_part
 from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint
-from gristmill.runtime.errors import ArtifactError, UnsupportedError
+from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.executors.native.engine_file import (
     HEADER_BYTES,
     PLAN_FILE,
@@ -52,43 +50,33 @@ OnProgress = Callable[[int, int], None]
 
 
 def compile_native(checkpoint: Path, out: Path, on_progress: OnProgress | None = None) -> None:
-    """Write the engine folder `out` for the checkpoint folder; equal checkpoints give equal bytes.
+    """Write an engine into the folder `out` for the checkpoint folder; equal checkpoints give equal bytes.
 
     `on_progress(done, total)` counts layers. The linears of one fused weight
-    are in memory at a time, no more. `out` appears whole or not at all: a
-    folder beside it is filled and renamed. Raises ArtifactError if `out` is
-    there and not empty, ModelError for a checkpoint that is wrong,
-    UnsupportedError for what the native engine does not do, and StorageError.
+    are in memory at a time, no more. Each file appears whole or not at all,
+    `plan.json` last: a folder without it is unfinished. Raises ModelError for
+    a checkpoint that is wrong, UnsupportedError for what the native engine
+    does not do, and StorageError.
     """
     opened = open_checkpoint(checkpoint)
     check_plan(opened.plan)
     _check_supported(opened.plan)
-    with _whole_folder(out) as folder:
-        path = folder / WEIGHTS_FILE
-        with storage_errors(path), path.open("w+b") as file:
-            engine = _write(_Writer(file), opened, path, on_progress or (lambda done, total: None))
-            file.flush()
-            os.fsync(file.fileno())
-        engine = replace(engine, sha256=sha256_file(path))
-        write_atomic(folder / PLAN_FILE, plan_bytes(engine))
-
-
-@contextmanager
-def _whole_folder(out: Path) -> Iterator[Path]:
-    """A new folder beside `out` that takes its name if nothing goes wrong, and else is removed."""
-    make_folder(out.parent)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    with storage_errors(out):
-        if out.exists() and (not out.is_dir() or next(out.iterdir(), None) is not None):
-            raise ArtifactError(f"{out} is not empty", expected="a new folder for the engine")
+    make_folder(out)
+    path = out / WEIGHTS_FILE
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with storage_errors(path):
         try:
-            temporary.mkdir()
-            yield temporary
-            fsync_folder(temporary)
-            temporary.replace(out)
-            fsync_folder(out.parent)
+            with temporary.open("wb") as file:
+                engine = _write(_Writer(file), opened, path, on_progress or (lambda done, total: None))
+                file.flush()
+                os.fsync(file.fileno())
+            engine = replace(engine, sha256=sha256_file(temporary))
+            (out / PLAN_FILE).unlink(missing_ok=True)  # it does not describe the weights that follow
+            temporary.replace(path)
+            fsync_folder(out)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.unlink(missing_ok=True)
+    write_atomic(out / PLAN_FILE, plan_bytes(engine))
 
 
 def _check_supported(plan: ModelPlan) -> None:

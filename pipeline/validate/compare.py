@@ -1,8 +1,9 @@
-"""Compare a quantized model with its original over held-out data."""
+"""Compare a quantized model, on one engine or several, with its original over held-out data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from gristmill.pipeline.validate.overlap import shared_text
 from gristmill.pipeline.validate.result import DataResult, ValidationResult
 from gristmill.recipes import Gate
 
-__all__ = ["compare_models"]
+__all__ = ["compare_engines", "compare_models"]
 
 _ROWS = 512
 
@@ -42,29 +43,59 @@ def compare_models(
     logits beside the sources. A failed gate is part of the result:
     `require_gates` raises it.
     """
+    compared = compare_engines(original, {"": quantized}, data, calibration=calibration, on_tokens=on_tokens)
+    result = compared[""]
+    return replace(result, gates=evaluate_gates(gates, result.metrics))
+
+
+def compare_engines(
+    original: LogitsSource,
+    engines: Mapping[str, LogitsSource],
+    data: Sequence[HeldOut],
+    *,
+    calibration: TokenSamples | None = None,
+    on_tokens: Callable[[int], None] = lambda tokens: None,
+) -> dict[str, ValidationResult]:
+    """As `compare_models`, for several engines in one pass over the original."""
     windows = [window for held_out in data for window in held_out.windows]
-    pairs = zip(original.logits(windows, _ROWS), quantized.logits(windows, _ROWS), strict=True)
-    positions = [concatenate(list(_positions(held_out, pairs, on_tokens))) for held_out in data]
+    sources = (original, *engines.values())
+    chunks = zip(*(source.logits(windows, _ROWS) for source in sources), strict=True)
+    positions: dict[str, list[PositionMetrics]] = {engine: [] for engine in engines}
+    for held_out in data:
+        parts = list(_positions(held_out, tuple(engines), chunks, on_tokens))
+        for index, engine in enumerate(engines):
+            positions[engine].append(concatenate([part[index] for part in parts]))
     overlaps = shared_text(data, calibration)
+    return {engine: _result(data, positions[engine], overlaps) for engine in engines}
+
+
+def _positions(
+    held_out: HeldOut,
+    engines: Sequence[str],
+    chunks: Iterator[tuple[NDArray[np.float32], ...]],
+    on_tokens: Callable[[int], None],
+) -> Iterator[list[PositionMetrics]]:
+    """One data set chunk by chunk, each with an entry an engine, taken from all sources in step."""
+    for index, window in enumerate(held_out.windows):
+        targets = np.array([*window[1:], -1], dtype=np.int64)
+        for start in range(0, len(window), _ROWS):
+            base, *candidates = next(chunks)
+            chunk = targets[start : start + _ROWS]
+            where = f"{held_out.name}, window {index}"
+            yield [
+                compare_rows(base, rows, chunk, name=f"{where} on {engine}" if engine else where, first=start)
+                for engine, rows in zip(engines, candidates, strict=True)
+            ]
+            on_tokens(len(chunk))
+
+
+def _result(
+    data: Sequence[HeldOut], positions: Sequence[PositionMetrics], overlaps: Sequence[float]
+) -> ValidationResult:
     rows = tuple(
         DataResult(held_out.name, len(held_out.windows), summarize(part), overlap)
         for held_out, part, overlap in zip(data, positions, overlaps, strict=True)
     )
     metrics = summarize(concatenate(positions))
     overlap = sum(row.overlap * row.metrics.positions for row in rows) / metrics.positions
-    return ValidationResult(metrics, overlap, rows, evaluate_gates(gates, metrics))
-
-
-def _positions(
-    held_out: HeldOut,
-    pairs: Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]],
-    on_tokens: Callable[[int], None],
-) -> Iterator[PositionMetrics]:
-    """The positions of one data set, chunk by chunk, taken from the sources' chunks in step."""
-    for index, window in enumerate(held_out.windows):
-        targets = np.array([*window[1:], -1], dtype=np.int64)
-        for start in range(0, len(window), _ROWS):
-            base, candidate = next(pairs)
-            chunk = targets[start : start + _ROWS]
-            yield compare_rows(base, candidate, chunk, name=f"{held_out.name}, window {index}", first=start)
-            on_tokens(len(chunk))
+    return ValidationResult(metrics, overlap, rows)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gristmill.runtime.model_plan import ModelPlan
 
-__all__ = ["Executor", "ExecutorInfo", "KVCacheConfig", "SequenceStep"]
+__all__ = ["Executor", "ExecutorInfo", "KVCacheConfig", "KVDtype", "SequenceStep"]
 
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
 

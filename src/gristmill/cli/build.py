@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from gristmill import facade
+from gristmill.artifacts.engines import engine_targets
 from gristmill.artifacts.inspect import inspection
 from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.cli.output import print_json, say
 from gristmill.cli.progress import ConsoleProgress
 from gristmill.pipeline.report.line import report_line
 from gristmill.runtime.errors import InputError
+from gristmill.runtime.executors.load import best_engine
 
 __all__ = ["build", "parse_size"]
 
@@ -34,13 +36,13 @@ def build(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Calibrate, quantize, validate and package, continuing where an earlier run stopped."""
+    """Calibrate, quantize, compile, validate and package, continuing where an earlier run stopped."""
     limit = parse_size(memory) if memory is not None else None
     with ConsoleProgress() as progress:
         artifact = facade.build(
             recipe, overrides=overrides or (), store=store, progress=progress, memory_limit=limit
         )
-    say(report_line(artifact.manifest))
+    say(report_line(artifact.manifest, best_engine(engine_targets(artifact))))
     if as_json:
         print_json(inspection(artifact))
     else:

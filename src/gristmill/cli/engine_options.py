@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, cast, get_args
 
 import typer
 
-from gristmill.artifacts.engines import open_engine
-from gristmill.artifacts.store import Store
+from gristmill import facade
 from gristmill.cli.build import parse_size
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import InputError
+from gristmill.runtime.executors.base import KVDtype
 from gristmill.runtime.settings import Compute, EngineSettings
 
 __all__ = [
     "ComputeOption",
+    "DebugNanOption",
+    "EngineChoice",
+    "EngineOption",
+    "KVCacheOption",
     "MaxModelLenOption",
     "MemoryOption",
+    "ProfileOption",
     "RefArgument",
-    "engine_folder",
-    "engine_settings",
+    "ThreadsOption",
+    "VerifyOption",
 ]
+
+_AUTO = "auto"
 
 RefArgument = Annotated[
     str, typer.Argument(metavar="REF", help="name, name:tag, name@sha256:... or a folder.")
 ]
+EngineOption = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="T", help="The artifact's engine; else the fastest that runs here."),
+]
 ComputeOption = Annotated[
     str | None,
-    typer.Option("--compute", metavar="TYPE", help="Number format: bfloat16 (default) or float32."),
+    typer.Option("--compute", metavar="TYPE", help="int8, bfloat16 or float32; each engine has its own."),
 ]
+KVCacheOption = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype", metavar="TYPE", help="auto, bfloat16, float16, float32, fp8, int8 or int4."
+    ),
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", metavar="N", help="Threads of the native engine.")
+]
+VerifyOption = Annotated[
+    str, typer.Option("--verify", metavar="HOW", help="quick, or full: all bytes and golden prompts.")
+]
+DebugNanOption = Annotated[bool, typer.Option("--debug-nan", help="Name the layer where a NaN appears.")]
+ProfileOption = Annotated[bool, typer.Option("--profile", help="Measure each operation of a step.")]
 MaxModelLenOption = Annotated[
     int | None, typer.Option("--max-model-len", metavar="N", help="Tokens of one request, prompt and answer.")
 ]
@@ -37,21 +64,47 @@ MemoryOption = Annotated[
 ]
 
 
-def engine_folder(store: Store, ref: str) -> EngineFolder:
-    """The reference engine of an artifact, its files checked against the manifest."""
-    return open_engine(store.resolve(ref))
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """What the command line says of an engine. Raises InputError for values that no engine has."""
+
+    engine: str | None = None
+    compute: str | None = None
+    kv_cache_dtype: str = _AUTO
+    threads: int | None = None
+    verify: str = "quick"
+    debug_nan: bool = False
+    profile: bool = False
+    max_model_len: int | None = None
+    memory: str | None = None
+    max_num_seqs: int | None = None
+
+    def __post_init__(self) -> None:
+        _require("--compute", self.compute, get_args(Compute))
+        _require("--kv-cache-dtype", self.kv_cache_dtype, (_AUTO, *get_args(KVDtype)))
+        _require("--verify", self.verify, ("quick", "full"))
+
+    def folder(self, ref: str, store: Path | None) -> EngineFolder:
+        """The engine of an artifact, its files checked against the manifest."""
+        return facade.engine_folder(ref, store=store, engine=self.engine, full=self.verify == "full")
+
+    def settings(self) -> EngineSettings:
+        """Settings for the runtime; what is not given keeps its default. Raises InputError."""
+        automatic = self.kv_cache_dtype == _AUTO
+        seqs = EngineSettings().max_num_seqs if self.max_num_seqs is None else self.max_num_seqs
+        return EngineSettings(
+            compute=cast(Compute | None, self.compute),
+            kv_cache_dtype=None if automatic else cast(KVDtype, self.kv_cache_dtype),
+            max_model_len=self.max_model_len,
+            max_num_seqs=seqs,
+            memory_bytes=None if self.memory is None else parse_size(self.memory),
+            golden_full=self.verify == "full",
+            threads=self.threads,
+            debug_nan=self.debug_nan,
+            profile=self.profile,
+        )
 
 
-def engine_settings(
-    compute: str | None, max_model_len: int | None, memory: str | None, max_num_seqs: int | None = None
-) -> EngineSettings:
-    """Settings from the command line; what is not given keeps its default. Raises InputError."""
-    if compute is not None and compute not in get_args(Compute):
-        raise InputError("--compute", found=compute, expected=" or ".join(get_args(Compute)))
-    defaults = EngineSettings()
-    return EngineSettings(
-        compute=cast(Compute, compute) if compute else None,
-        max_model_len=max_model_len,
-        max_num_seqs=defaults.max_num_seqs if max_num_seqs is None else max_num_seqs,
-        memory_bytes=None if memory is None else parse_size(memory),
-    )
+def _require(option: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise InputError(option, found=value, expected=" or ".join(known))

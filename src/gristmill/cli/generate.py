@@ -12,15 +12,19 @@ import typer
 
 from gristmill.cli.engine_options import (
     ComputeOption,
+    DebugNanOption,
+    EngineChoice,
+    EngineOption,
+    KVCacheOption,
     MaxModelLenOption,
     MemoryOption,
+    ProfileOption,
     RefArgument,
-    engine_folder,
-    engine_settings,
+    ThreadsOption,
+    VerifyOption,
 )
 from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.cli.output import say
-from gristmill.facade import default_store
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.llm import LLM
 from gristmill.runtime.outputs import RequestOutput
@@ -46,17 +50,26 @@ def chat(
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     seed: SeedOption = None,
+    engine: EngineOption = None,
     compute: ComputeOption = None,
+    kv_cache_dtype: KVCacheOption = "auto",
+    threads: ThreadsOption = None,
+    verify: VerifyOption = "quick",
+    debug_nan: DebugNanOption = False,
+    profile: ProfileOption = False,
     max_model_len: MaxModelLenOption = None,
     memory: MemoryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask one question, or hold a conversation."""
+    choice = EngineChoice(
+        engine, compute, kv_cache_dtype, threads, verify, debug_nan, profile, max_model_len, memory
+    )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    folder = engine_folder(default_store(store), ref)
+    folder = choice.folder(ref, store)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    with LLM(folder, engine_settings(compute, max_model_len, memory)) as llm:
+    with LLM(folder, choice.settings()) as llm:
         for question in [prompt] if prompt is not None else _questions():
             messages.append({"role": "user", "content": question})
             answer = _answer(llm, messages, params, as_json=as_json)
@@ -77,17 +90,26 @@ def generate(
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     seed: SeedOption = None,
+    engine: EngineOption = None,
     compute: ComputeOption = None,
+    kv_cache_dtype: KVCacheOption = "auto",
+    threads: ThreadsOption = None,
+    verify: VerifyOption = "quick",
+    debug_nan: DebugNanOption = False,
+    profile: ProfileOption = False,
     max_model_len: MaxModelLenOption = None,
     memory: MemoryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Answer every prompt of a file; one JSON line each on stdout, or one document with --json."""
+    choice = EngineChoice(
+        engine, compute, kv_cache_dtype, threads, verify, debug_nan, profile, max_model_len, memory
+    )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     rows = _read_prompts(prompts)
-    folder = engine_folder(default_store(store), ref)
-    with LLM(folder, engine_settings(compute, max_model_len, memory)) as llm:
+    folder = choice.folder(ref, store)
+    with LLM(folder, choice.settings()) as llm:
         prompts_read = [_as_prompt(llm, row) for row in rows]
         answers = [_row(output) for output in llm.generate(prompts_read, params)]
     print(

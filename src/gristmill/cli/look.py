@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
+from gristmill.artifacts.engines import open_engine
 from gristmill.artifacts.inspect import damage, inspection, listing
 from gristmill.artifacts.verify import require_verified
 from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.cli.output import human_bytes, print_fields, print_json, print_table, say
 from gristmill.facade import default_store
+from gristmill.runtime.proof import prove_again
 
 __all__ = ["inspect", "list_artifacts", "verify"]
 
@@ -52,14 +55,30 @@ def inspect(ref: RefArgument, store: StoreOption = None, as_json: JsonOption = F
         print_fields(_readable(found))
 
 
-def verify(ref: RefArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Compare every byte of an artifact with its manifest."""
+def verify(
+    ref: RefArgument,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="T", help="Repeat the proof of this engine too.")
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare every byte of an artifact with its manifest, and repeat an engine's proof."""
     artifact = default_store(store).resolve(ref)
     report = require_verified(artifact)
+    found: dict[str, Any] = {"digest": report.digest, "files": report.files, "size_bytes": report.size_bytes}
+    proof = None if target is None else prove_again(open_engine(artifact, target))
+    if proof is not None:
+        found["golden"] = {"target": target, **asdict(proof)}
     if as_json:
-        print_json({"digest": report.digest, "files": report.files, "size_bytes": report.size_bytes})
-    else:
-        print(f"{report.digest}: {report.files} files, {human_bytes(report.size_bytes)}, all as recorded")
+        print_json(found)
+        return
+    print(f"{report.digest}: {report.files} files, {human_bytes(report.size_bytes)}, all as recorded")
+    if proof is not None:
+        print(
+            f"{target} ({proof.compute}, KV cache {proof.kv_cache}): {proof.prompts} golden prompts, "
+            f"largest KL {proof.kl_max:.2g} nats, {proof.tolerance:.2g} allowed"
+        )
 
 
 def _readable(found: dict[str, Any]) -> dict[str, object]:

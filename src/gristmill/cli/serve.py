@@ -8,13 +8,17 @@ import typer
 
 from gristmill.cli.engine_options import (
     ComputeOption,
+    DebugNanOption,
+    EngineChoice,
+    EngineOption,
+    KVCacheOption,
     MaxModelLenOption,
     MemoryOption,
-    engine_folder,
-    engine_settings,
+    ProfileOption,
+    ThreadsOption,
+    VerifyOption,
 )
 from gristmill.cli.options import JsonOption, StoreOption
-from gristmill.facade import default_store
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.server.run import run_server
 
@@ -27,7 +31,13 @@ def serve(
     ],
     host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port to listen at; 0 takes a free one.")] = 8000,
+    engine: EngineOption = None,
     compute: ComputeOption = None,
+    kv_cache_dtype: KVCacheOption = "auto",
+    threads: ThreadsOption = None,
+    verify: VerifyOption = "quick",
+    debug_nan: DebugNanOption = False,
+    profile: ProfileOption = False,
     max_model_len: MaxModelLenOption = None,
     max_num_seqs: Annotated[
         int | None, typer.Option("--max-num-seqs", metavar="N", help="Requests that run at once.")
@@ -42,7 +52,18 @@ def serve(
     """Serve artifacts over HTTP until interrupted."""
     if not 0 <= grace < float("inf"):
         raise InputError("--grace", found=grace, expected="seconds, 0 or more")
-    settings = engine_settings(compute, max_model_len, memory, max_num_seqs)
-    opened = default_store(store)
-    folders = [engine_folder(opened, ref) for ref in refs]
+    choice = EngineChoice(
+        engine,
+        compute,
+        kv_cache_dtype,
+        threads,
+        verify,
+        debug_nan,
+        profile,
+        max_model_len,
+        memory,
+        max_num_seqs,
+    )
+    settings = choice.settings()
+    folders = [choice.folder(ref, store) for ref in refs]
     run_server(folders, host, port, settings, grace_seconds=grace, json_ready=as_json)

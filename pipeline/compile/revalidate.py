@@ -1,0 +1,100 @@
+"""A compiled engine on the recipe's held-out data, where that is still at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gristmill.artifacts.artifact import Artifact
+from gristmill.artifacts.store import Store
+from gristmill.pipeline.calibrate import calibrate
+from gristmill.pipeline.model import BuildModel, open_model
+from gristmill.pipeline.progress import Progress
+from gristmill.pipeline.prove import validate_engines
+from gristmill.pipeline.record import RECIPE_FOLDER
+from gristmill.pipeline.stages import StageCache
+from gristmill.pipeline.validate.data import load_held_out
+from gristmill.pipeline.validate.gates import GateResult, evaluate_gates
+from gristmill.pipeline.validate.original import OriginalLogits
+from gristmill.pipeline.validate.result import ValidationResult
+from gristmill.recipes.load import parse_recipe
+from gristmill.recipes.presets import presets_folder
+from gristmill.recipes.schema import Recipe
+from gristmill.runtime.engine_folder import EngineFolder
+from gristmill.runtime.errors import InputError, OutsideError, RecipeError
+
+__all__ = ["Revalidation", "built_from", "revalidate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Revalidation:
+    """What an engine gives on the recipe's held-out data, and the recipe's gates held against it."""
+
+    result: ValidationResult
+    gates: tuple[GateResult, ...]
+
+
+def revalidate(
+    store: Store, artifact: Artifact, engine: EngineFolder, recipe_folder: Path | None, tell: Progress
+) -> Revalidation | None:
+    """Validate `engine` as the artifact's build did.
+
+    None, with a note that says why, if the recipe has no held-out data, or if
+    its files or the original model are not found or have changed. A
+    `recipe_folder` that was named must hold them: RecipeError, ModelError.
+    """
+    try:
+        recipe = _find_recipe(store, artifact, recipe_folder)
+        if recipe.validation is None:
+            return None
+        model = _open_original(recipe, artifact)
+    except (InputError, OutsideError) as error:
+        if recipe_folder is not None:
+            raise
+        tell.note(f"{engine.target} was proved but not validated: {error.line()}")
+        return None
+    held_out = load_held_out(recipe.validation.data, model.tokenizer)
+    samples = None
+    if recipe.calibration is not None:
+        digest = artifact.manifest.lineage.base_model.digest
+        samples = calibrate(recipe.calibration, model, digest, StageCache(store.layout.stages))
+    tell.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
+    original = partial(OriginalLogits, model.plan, model.source)
+    result = validate_engines([engine], original, held_out, samples, tell)[engine.target]
+    return Revalidation(result, evaluate_gates(recipe.validation.gates.all, result.metrics))
+
+
+def built_from(store: Store, artifact: Artifact) -> Path | None:
+    """The folder of the recipe that the artifact was built from, where the store knows."""
+    record = store.record(artifact)
+    folder = None if record is None else record.host.get(RECIPE_FOLDER)
+    return None if folder is None else Path(folder)
+
+
+def _find_recipe(store: Store, artifact: Artifact, named: Path | None) -> Recipe:
+    """The artifact's recipe beside its files, whose digests it pins."""
+    text = (artifact.folder / "recipe.yaml").read_text(encoding="utf-8")
+    last: RecipeError | None = None
+    for folder in [named] if named is not None else _folders(store, artifact):
+        try:
+            return parse_recipe(text, f"recipe of {artifact.name} in {folder}", folder)
+        except RecipeError as error:
+            last = error
+    assert last is not None, "the presets are always tried"
+    raise last
+
+
+def _folders(store: Store, artifact: Artifact) -> Iterator[Path]:
+    if (folder := built_from(store, artifact)) is not None:
+        yield folder
+    yield presets_folder()
+
+
+def _open_original(recipe: Recipe, artifact: Artifact) -> BuildModel:
+    model = open_model(recipe)
+    found, expected = model.source.digest(), artifact.manifest.lineage.base_model.digest
+    if found != expected:
+        raise InputError(f"the original model {recipe.model} has changed", found=found, expected=expected)
+    return model

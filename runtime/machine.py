@@ -1,0 +1,111 @@
+"""What the kernel grants this process: processors, processor time, memory; read in one place for all."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+__all__ = ["CGROUPS", "CpuLimits", "MemoryLimit", "cpu_limits", "memory_limit", "processor_name"]
+
+CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),  # version 2
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),  # version 1
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLimits:
+    """Processors of the machine, those that affinity allows, and the quota of their time, if any."""
+
+    installed: int
+    allowed: int
+    quota: float | None
+
+    @property
+    def effective(self) -> int:
+        """Threads that can run at once: as many as are allowed and the quota pays for."""
+        return self.allowed if self.quota is None else max(1, min(self.allowed, math.floor(self.quota)))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """A container's limit and what it uses of it, in bytes."""
+
+    limit: int
+    usage: int
+
+    @property
+    def left(self) -> int:
+        """Bytes that may still be taken."""
+        return max(0, self.limit - self.usage)
+
+
+def cpu_limits(cgroup: Path = CGROUPS) -> CpuLimits:
+    """What affinity and the tightest quota among this process's control groups allow."""
+    quotas = [quota for folder in _folders(cgroup, "cpu") if (quota := _cpu_quota(folder)) is not None]
+    return CpuLimits(
+        installed=os.cpu_count() or 1,
+        allowed=len(os.sched_getaffinity(0)),
+        quota=min(quotas, default=None),
+    )
+
+
+def memory_limit(cgroup: Path = CGROUPS) -> MemoryLimit | None:
+    """The limit among this process's control groups that leaves least; None if there is no limit."""
+    limits = [limit for folder in _folders(cgroup, "memory") if (limit := _memory_limit(folder)) is not None]
+    return min(limits, key=lambda limit: limit.left, default=None)
+
+
+def processor_name() -> str:
+    """The processor as its maker calls it, as far as the system says."""
+    text = _read(Path("/proc/cpuinfo")) or ""
+    names = (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _folders(cgroup: Path, controller: str) -> Iterator[Path]:
+    """Folders whose limits bind this process: its own group's and those above, in either version's tree.
+
+    In a container the recorded path may be the host's; then only the roots exist.
+    """
+    paths = {"": "/", controller: "/"}
+    for line in (_read(_MEMBERSHIP) or "").splitlines():
+        _, names, path = line.split(":", 2)
+        paths.update({name: path for name in names.split(",") if name in paths})
+    for name, path in paths.items():
+        own = PurePosixPath("" if ".." in path else path.lstrip("/"))
+        yield from (cgroup / name / folder for folder in (own, *own.parents))
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """Processors that the group's quota is worth."""
+    if text := _read(folder / "cpu.max"):  # version 2
+        quota, _, period = text.partition(" ")
+    else:
+        quota = _read(folder / "cpu.cfs_quota_us") or ""
+        period = _read(folder / "cpu.cfs_period_us") or ""
+    if not (quota.isdecimal() and period.isdecimal() and int(period)):
+        return None  # "max" or -1: no limit
+    return int(quota) / int(period)
+
+
+def _memory_limit(folder: Path) -> MemoryLimit | None:
+    for limit_file, usage_file in _MEMORY_FILES:
+        limit, usage = _read(folder / limit_file), _read(folder / usage_file)
+        if limit and usage and limit.isdecimal() and usage.isdecimal():
+            return MemoryLimit(int(limit), int(usage))
+    return None
+
+
+def _read(file: Path) -> str | None:
+    """The file's text, or None: which of these files exist depends on the system."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None

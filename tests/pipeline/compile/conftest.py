@@ -1,0 +1,204 @@
+"""Tiny checkpoints of every family, and an engine's weights as floats again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gristmill.runtime.architectures import plan_model
+from gristmill.runtime.checkpoint import plan_shapes
+from gristmill.runtime.executors.native.engine_file import EngineFile, StoredLayer, StoredTensor, StoredWeight
+from gristmill.runtime.formats.write import write_checkpoint
+from gristmill.runtime.kernels.layout import TILE_ROWS, WeightForm, padded_rows, unpack_weight
+from gristmill.runtime.model_plan import LayerPlan
+from gristmill.runtime.safetensors_writer import TensorSpec, write_safetensors
+from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
+from gristmill.runtime.sources.hf_folder import HfFolder
+
+Arrays = dict[str, NDArray[Any]]
+SchemeOf = Callable[[str], QuantScheme | None]
+MakeCheckpoint = Callable[..., Path]
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "bfloat16",
+}
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+FAMILIES: Mapping[str, dict[str, Any]] = {
+    "llama tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "llama untied": {"model_type": "llama", "tie_word_embeddings": False},
+    "llama with biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama with odd sizes": {
+        "model_type": "llama",
+        "hidden_size": 40,
+        "head_dim": 12,
+        "intermediate_size": 90,
+    },
+    "mistral with a window": {"model_type": "mistral", "sliding_window": 5},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 20},
+    "smollm3": {"model_type": "smollm3"},
+}
+_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `family` runs for every family."""
+    if "family" in metafunc.fixturenames:
+        metafunc.parametrize("family", FAMILIES)
+
+
+def write_plain(folder: Path, family: str, **changes: Any) -> Path:
+    """A folder with random weights; `changes` to its `config.json`."""
+    model_type = FAMILIES[family]["model_type"]
+    config = {**_SIZES, "architectures": [_CLASSES[model_type]], **FAMILIES[family], **changes}
+    random, dtype = np.random.default_rng(0), np.dtype(_DTYPES[config["dtype"]])
+    shapes = plan_shapes(plan_model(config))
+    tensors = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    folder.mkdir(parents=True)
+    specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
+    write_safetensors(folder / "model.safetensors", specs, tensors.items())
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")  # a source must have one; nothing here reads it
+    return folder
+
+
+def random_quantized(scheme: QuantScheme, rows: int, columns: int, seed: int = 0) -> QuantizedTensor:
+    """Random codes, with scales that the scheme's type holds."""
+    random = np.random.default_rng(seed)
+    groups = (rows, scheme.num_groups(columns))
+    scales = random.uniform(1e-3, 1, groups).astype(_DTYPES[scheme.scale_dtype]).astype(np.float32)
+    codes = random.integers(0, scheme.max_code + 1, (rows, columns), np.uint8)
+    zeros = None if scheme.symmetric else random.integers(0, scheme.max_code + 1, groups, np.uint8)
+    return QuantizedTensor(scheme, codes, scales, zeros)
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
+    """`make(family, scheme_of, **changes)`: plain without `scheme_of`, else packed linear by linear."""
+
+    def make(family: str = "llama tied", scheme_of: SchemeOf | None = None, **changes: Any) -> Path:
+        plain = write_plain(tmp_path / "plain", family, **changes)
+        if scheme_of is None:
+            return plain
+        source = HfFolder(plain)
+        quantized = {
+            linear.name: random_quantized(scheme, linear.out_features, linear.in_features, index)
+            for index, linear in enumerate(plan_model(source.config).linears)
+            if (scheme := scheme_of(linear.name)) is not None
+        }
+        write_checkpoint(tmp_path / "packed", source, quantized, {}, "compressed-tensors")
+        return tmp_path / "packed"
+
+    return make
+
+
+def stored_array(engine: EngineFile, tensor: StoredTensor) -> NDArray[Any]:
+    dtype = np.dtype(_DTYPES[tensor.dtype])
+    data = engine.path.read_bytes()[tensor.offset : tensor.offset + tensor.bytes]
+    return np.frombuffer(data, dtype).reshape(tensor.shape)
+
+
+def stored_rows(engine: EngineFile, weight: StoredWeight) -> NDArray[np.float32]:
+    form = WeightForm(weight.kind, weight.columns, weight.group, weight.zero_points)
+    data = engine.path.read_bytes()[weight.offset : weight.offset + weight.bytes]
+    return unpack_weight(form, np.frombuffer(data, np.uint8).reshape(-1, form.tile_bytes))
+
+
+def parts_of(rows: NDArray[Any], outputs: tuple[int, ...], *, interleaved: bool) -> list[NDArray[Any]]:
+    """The parts of a fused weight (or bias), each without its padding, which must be zero."""
+    if interleaved:
+        tiles = rows.reshape(-1, 2, TILE_ROWS // 2, *rows.shape[1:])
+        parts = [tiles[:, half].reshape(-1, *rows.shape[1:]) for half in (0, 1)]
+    else:
+        ends = np.cumsum([padded_rows(output) for output in outputs])
+        parts = np.split(rows, ends[:-1])
+    assert not any(part[output:].any() for part, output in zip(parts, outputs, strict=True))
+    return [part[:output] for part, output in zip(parts, outputs, strict=True)]
+
+
+def _layer_arrays(engine: EngineFile, stored: StoredLayer, layer: LayerPlan) -> Arrays:
+    arrays: Arrays = {}
+    attention, mlp = layer.attention, layer.mlp
+    norms = zip(
+        (layer.input_norm, layer.mlp_norm, attention.q_norm, attention.k_norm),
+        (stored.input_norm, stored.mlp_norm, stored.q_norm, stored.k_norm),
+        strict=True,
+    )
+    for norm, tensor in norms:
+        if norm is not None and tensor is not None:
+            arrays[f"{norm.name}.weight"] = stored_array(engine, tensor)
+    for linears, weight in (
+        ((attention.q, attention.k, attention.v), stored.qkv),
+        ((attention.o,), stored.o),
+        ((mlp.gate, mlp.up), stored.gate_up),
+        ((mlp.down,), stored.down),
+    ):
+        interleaved = len(linears) == 2
+        rows = parts_of(stored_rows(engine, weight), weight.outputs, interleaved=interleaved)
+        for linear, part in zip(linears, rows, strict=True):
+            assert not part[:, linear.in_features :].any()
+            arrays[linear.weight] = part[:, : linear.in_features]
+        if weight.bias is not None:
+            entries = parts_of(stored_array(engine, weight.bias), weight.outputs, interleaved=interleaved)
+            names = [f"{linear.name}.bias" for linear in linears]
+            arrays.update(zip(names, entries, strict=True))
+    return arrays
+
+
+@pytest.fixture
+def engine_arrays() -> Callable[[EngineFile], Arrays]:
+    """Every tensor of an engine's blocks by its checkpoint name, unpacked, without padding."""
+
+    def arrays(engine: EngineFile) -> Arrays:
+        found: Arrays = {}
+        for stored, layer in zip(engine.layers, engine.plan.layers, strict=True):
+            found |= _layer_arrays(engine, stored, layer)
+        return found
+
+    return arrays
+
+
+@pytest.fixture
+def head_rows() -> Callable[[EngineFile], NDArray[np.float32]]:
+    """The output projection of an engine, unpacked, without padding."""
+
+    def rows(engine: EngineFile) -> NDArray[np.float32]:
+        padded = stored_rows(engine, engine.head)
+        return padded[: engine.plan.vocab_size, : engine.plan.hidden_size]
+
+    return rows
+
+
+@pytest.fixture
+def read_tensor() -> Callable[[EngineFile, StoredTensor], NDArray[Any]]:
+    """`stored_array`."""
+    return stored_array
+
+
+@pytest.fixture
+def quantized() -> Callable[..., QuantizedTensor]:
+    """`random_quantized`."""
+    return random_quantized
