@@ -14,7 +14,7 @@ from gristmill.runtime.machine import CGROUPS, memory_limit
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import EngineSettings
 
-__all__ = ["FreeMemory", "MemoryPlan", "free_memory", "plan_memory"]
+__all__ = ["FreeMemory", "MemoryPlan", "free_memory", "kv_bytes_per_token", "plan_memory"]
 
 _BITS: dict[KVDtype, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
 _SCALED = ("int8", "int4")
@@ -81,7 +81,7 @@ def plan_memory(plan: ModelPlan, weights: int, settings: EngineSettings, free: F
     if settings.memory_bytes is not None and settings.memory_bytes < free.size:
         budget = FreeMemory(settings.memory_bytes, "your limit")
     work = _work_bytes(plan, settings)
-    block_bytes = settings.block_size * _kv_bytes_per_token(plan, settings.kv_dtype)
+    block_bytes = settings.block_size * kv_bytes_per_token(plan, settings.kv_dtype)
     per_context = -(-max_model_len // settings.block_size)
     rest = max(0, budget.size - weights - work)
     if settings.kv_cache_bytes is not None:
@@ -108,7 +108,7 @@ def _max_model_len(plan: ModelPlan, settings: EngineSettings) -> int:
     return settings.max_model_len
 
 
-def _kv_bytes_per_token(plan: ModelPlan, dtype: KVDtype) -> int:
+def kv_bytes_per_token(plan: ModelPlan, dtype: KVDtype) -> int:
     """Codes, and for integers a float32 scale for each token's key and value of a head, and their padding."""
     codes = -(-plan.kv_elements_per_token * _BITS[dtype] // 8)
     if dtype not in _SCALED:

@@ -104,7 +104,7 @@ def _repair_llama() -> None:
     _link_libraries(_llama_folder())
     probe = [str(llama_tool("llama-bench")), "-m", str(gguf_model("Q4_1")), "-p", "16", "-n", "1", "-r", "1"]
     done = subprocess.run(probe, env=llama_environment(), capture_output=True, text=True, check=False)
-    if done.returncode >= 0:
+    if done.returncode == 0:
         return
     print("compiling llama.cpp again, for this machine", flush=True)
     requirements = _HERE / "requirements-llama-cpp.txt"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-__all__ = ["ROWS", "Limit", "Storage", "System", "Workload"]
+__all__ = ["BEST_PEER", "ROWS", "SHAPE_ROWS", "Limit", "Storage", "System", "Workload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,25 @@ class System(Protocol):
     def close(self) -> None: ...
 
 
-_LLAMA, _BEST = "llama.cpp Q4_0", "best peer"
+BEST_PEER = "best peer"
+"""A limit against whichever peer is fastest in the row."""
+
+_LLAMA = "llama.cpp Q4_0"
 
 ROWS = (
-    Workload("prefill", 1, 512, limit=Limit(1.5, _BEST)),
+    Workload("prefill", 1, 512, limit=Limit(1.5, BEST_PEER)),
     Workload("decode", 1, 256, 64, Limit(2.5, _LLAMA)),
-    Workload("decode", 8, 256, 32, Limit(4.0, _BEST)),
-    Workload("decode", 32, 256, 32, Limit(3.0, _BEST)),
+    Workload("decode", 8, 256, 32, Limit(4.0, BEST_PEER)),
+    Workload("decode", 32, 256, 32, Limit(3.0, BEST_PEER)),
     Workload("decode", 64, 256, 32),
     Workload("decode", 1, 2048, 32),
     Workload("decode", 8, 2048, 32, Limit(2.5, _LLAMA)),
     Workload("decode", 32, 2048, 16),
     Workload("decode", 64, 2048, 16),
 )
+
+SHAPE_ROWS = (
+    Workload("decode", 1, 256, 16),
+    Workload("decode", 8, 256, 16),
+)
+"""For random weights of a larger shape."""
