@@ -8,6 +8,13 @@
 #include "kernel_table.hpp"
 
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,amx-tile,amx-int8")
+// g++ 12 splits the whole file into tokens before it obeys the pragma, too late for these macros.
+#ifndef __AVX512F__
+#define __AVX512F__ 1
+#endif
+#ifndef __AVX512BF16__
+#define __AVX512BF16__ 1
+#endif
 
 namespace gristmill {
 namespace {

@@ -8,6 +8,10 @@
 #include "kernel_table.hpp"
 
 #pragma GCC target("avx2,fma,f16c,avxvnni")
+// g++ 12 splits the whole file into tokens before it obeys the pragma, too late for these macros.
+#ifndef __AVXVNNI__
+#define __AVXVNNI__ 1
+#endif
 
 namespace gristmill {
 namespace {

@@ -8,6 +8,10 @@
 #include "kernel_table.hpp"
 
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+// g++ 12 splits the whole file into tokens before it obeys the pragma, too late for these macros.
+#ifndef __AVX512F__
+#define __AVX512F__ 1
+#endif
 
 namespace gristmill {
 namespace {
