@@ -13,7 +13,7 @@ inline __m256i quantize_group(const float* x, float* scale) {
   const Floats a = load(x);
   const Floats b = load(x + 16);
   const float most = max_bits_lanes(max_bits(magnitude(a), magnitude(b)));
-  // Where 127 / most overflows, every x times this is still at most 127.
+  // Where 127 / most overflows (most < 2^-121), codes are smaller than they should be, not infinite.
   const float inverse = 127.0f / most < __FLT_MAX__ ? 127.0f / most : __FLT_MAX__;
   *scale = most / 127.0f;
   return to_s8(mul(a, broadcast(inverse)), mul(b, broadcast(inverse)));
