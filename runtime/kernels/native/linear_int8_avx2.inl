@@ -111,6 +111,8 @@ template <int kWidth, int kTokens, int kStride>
 inline void sum_nibble_pairs(const uint8_t* codes, const int8_t* quads, __m256i* low, __m256i* high) {
   const __m256i mask = _mm256_set1_epi8(15);
 #pragma GCC unroll 8
+  for (int t = 0; t < kTokens; ++t) low[t] = high[t] = _mm256_setzero_si256();
+#pragma GCC unroll 8
   for (int q = 0; q < kQuads; ++q) {
     const __m256i pairs = load256(codes + q * kStride);
     const __m256i low_codes = _mm256_and_si256(pairs, mask);
@@ -118,10 +120,10 @@ inline void sum_nibble_pairs(const uint8_t* codes, const int8_t* quads, __m256i*
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
       const __m256i x = broadcast_quad(quads + 4 * (q * kWidth + t));
-      const __m256i low_pair = _mm256_maddubs_epi16(low_codes, x);
-      const __m256i high_pair = _mm256_maddubs_epi16(high_codes, x);
-      low[t] = q == 0 ? low_pair : _mm256_add_epi16(low[t], low_pair);
-      high[t] = q == 0 ? high_pair : _mm256_add_epi16(high[t], high_pair);
+      low[t] = _mm256_add_epi16(low[t], _mm256_maddubs_epi16(low_codes, x));
+      high[t] = _mm256_add_epi16(high[t], _mm256_maddubs_epi16(high_codes, x));
+      // Keeps gcc 12 from regrouping the additions, for which it spills every product.
+      asm("" : "+x"(low[t]), "+x"(high[t]));
     }
   }
 }
