@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings.hpp"
 #include "dispatch.hpp"
 
 namespace py = pybind11;
@@ -13,4 +14,5 @@ PYBIND11_MODULE(_native, m) {
     for (const gristmill::KernelTable* table : gristmill::available_tables()) names.emplace_back(table->name);
     return names;
   }, "The instruction sets that this machine runs, slowest first.");
+  gristmill::bind_sampling(m);
 }

@@ -1,0 +1,238 @@
+// Choosing tokens from rows of logits: what the settings leave, and the draw among it.
+#include "sampling.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "largest_tokens.hpp"
+#include "vocabulary_passes.hpp"
+
+namespace gristmill {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// One row with the maxima of its blocks, so that most blocks need not be read again.
+struct Row {
+  const float* logits;
+  int64_t size;
+  const std::vector<float>& maxima;
+  float best;
+};
+
+// False if a logit is not a number.
+bool find_maxima(const float* logits, int64_t size, std::vector<float>& maxima) {
+  maxima.resize(vocabulary_blocks(size));
+  return block_maxima(logits, size, maxima.data());
+}
+
+float largest(const std::vector<float>& values) { return *std::max_element(values.begin(), values.end()); }
+
+int32_t first_best(const Row& row) {
+  const auto block = std::find(row.maxima.begin(), row.maxima.end(), row.best) - row.maxima.begin();
+  const float* start = row.logits + block * kVocabularyBlock;
+  return static_cast<int32_t>(std::find(start, row.logits + row.size, row.best) - row.logits);
+}
+
+float softmax_scale(double temperature) {
+  const double scale = 1.0 / temperature;
+  constexpr float most = std::numeric_limits<float>::max();
+  return scale < most ? static_cast<float>(scale) : most;
+}
+
+// The softmax weights of the whole row into scratch.weights and scratch.sums; returns their total.
+double weigh_row(const Row& row, float scale, SamplingScratch& scratch) {
+  scratch.sums.resize(row.maxima.size());
+  scratch.weights.resize(row.maxima.size() * kVocabularyBlock);
+  softmax_weights(row.logits, row.size, row.best, scale, scratch.weights.data(), scratch.sums.data());
+  double total = 0.0;
+  for (const double sum : scratch.sums) total += sum;
+  return total;
+}
+
+// ---------------------------------------------------------------- lists of tokens
+
+// The tokens with a logit of at least `least`, with scratch.weights if `weighed`.
+TokenList gather(const Row& row, float least, bool weighed, SamplingScratch& scratch) {
+  scratch.kept_ids.resize(row.size + 1);  // each token is written before it is known to stay
+  scratch.kept_values.resize(row.size + 1);
+  scratch.kept_weights.resize(row.maxima.size() * kVocabularyBlock + 1);
+  TokenList kept{scratch.kept_ids.data(), scratch.kept_values.data(), scratch.kept_weights.data(), 0};
+  for (size_t block = 0; block < row.maxima.size(); ++block) {
+    if (!(row.maxima[block] >= least)) continue;
+    const int64_t start = static_cast<int64_t>(block) * kVocabularyBlock;
+    const int64_t end = std::min(start + kVocabularyBlock, row.size);
+    for (int64_t i = start; i < end; ++i) {
+      kept.ids[kept.size] = static_cast<int32_t>(i);
+      kept.values[kept.size] = row.logits[i];
+      if (weighed) kept.weights[kept.size] = scratch.weights[i];
+      kept.size += row.logits[i] >= least ? 1 : 0;
+    }
+  }
+  if (!weighed) kept.weights = nullptr;
+  return kept;
+}
+
+// The least logit that min-p keeps: (logit - best) / temperature >= log(min_p), to the last bit.
+float least_by_min_p(float best, double temperature, double min_p) {
+  const double bound = std::log(min_p);
+  const auto passes = [&](float x) {
+    return (static_cast<double>(x) - static_cast<double>(best)) / temperature >= bound;
+  };
+  float least = best;
+  const double estimate = static_cast<double>(best) + temperature * bound;
+  if (estimate < best) {
+    constexpr float most = std::numeric_limits<float>::max();
+    least = estimate > -most ? static_cast<float>(estimate) : -most;
+  }
+  while (!passes(least)) least = std::nextafter(least, kInfinity);
+  while (least > -kInfinity && passes(std::nextafter(least, -kInfinity))) {
+    least = std::nextafter(least, -kInfinity);
+  }
+  return least;
+}
+
+// At least `count` tokens have this logit or a larger one: the count-th largest of the block maxima.
+float least_by_count(const Row& row, int64_t count) {
+  return count <= static_cast<int64_t>(row.maxima.size()) ? nth_largest(row.maxima, count) : -kInfinity;
+}
+
+// The `count` tokens of largest logit, of those with a logit of at least `least`.
+TokenList largest_tokens(const Row& row, int64_t count, float least, SamplingScratch& scratch) {
+  TokenList kept = gather(row, std::max(least, least_by_count(row, count)), false, scratch);
+  if (count < kept.size) keep_largest(kept, static_cast<double>(count));
+  return kept;
+}
+
+// ---------------------------------------------------------------- the draw
+
+// The first place whose cumulative weight exceeds `target`, or if rounding leaves none, the last with a
+// weight; `target` becomes what remains of it there.
+template <typename Number>
+int64_t invert(const Number* weights, int64_t size, double& target) {
+  double cumulative = 0.0;
+  double before_last = 0.0;
+  int64_t last = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    if (weights[i] <= 0) continue;
+    before_last = cumulative;
+    last = i;
+    cumulative += weights[i];
+    if (cumulative > target) break;
+  }
+  target -= before_last;
+  return last;
+}
+
+int32_t draw_from_row(const SamplingScratch& scratch, double total, double uniform) {
+  double target = uniform * total;
+  const int64_t block = invert(scratch.sums.data(), static_cast<int64_t>(scratch.sums.size()), target);
+  const int64_t start = block * kVocabularyBlock;
+  return static_cast<int32_t>(start + invert(scratch.weights.data() + start, kVocabularyBlock, target));
+}
+
+int32_t draw_from_list(const TokenList& tokens, double uniform) {
+  double target = 0.0;
+  for (int64_t i = 0; i < tokens.size; ++i) target += tokens.weights[i];
+  target *= uniform;
+  return tokens.ids[invert(tokens.weights, tokens.size, target)];
+}
+
+// Top-p (Holtzman et al. 2020) over the whole row. A nucleus holds no token of weight below
+// (1 - top_p) * total / size, as all such tokens together are too few to be missed; half of that is a
+// bound that outweighs any rounding.
+TokenList nucleus_of_row(const Row& row, double top_p, float scale, double total, SamplingScratch& scratch) {
+  const double bound = std::log(0.5 * (1.0 - top_p) * total / static_cast<double>(row.size));
+  const float least = std::nextafter(static_cast<float>(row.best + bound / scale), -kInfinity);
+  TokenList kept = gather(row, least, true, scratch);
+  keep_largest(kept, top_p * total);
+  return kept;
+}
+
+// What min-p and top-k leave, and of that the nucleus.
+TokenList filtered_tokens(const Row& row, const SamplingSettings& settings, float scale,
+                          SamplingScratch& scratch) {
+  const float least =
+      settings.min_p > 0.0 ? least_by_min_p(row.best, settings.temperature, settings.min_p) : -kInfinity;
+  const bool counts = settings.top_k > 0 && settings.top_k < row.size;
+  TokenList kept = counts ? largest_tokens(row, settings.top_k, least, scratch)
+                          : gather(row, least, false, scratch);
+  kept.weights = scratch.kept_weights.data();
+  softmax_weights(kept.values, kept.size, row.best, scale, kept.weights, nullptr);
+  if (settings.top_p < 1.0) {
+    double total = 0.0;
+    for (int64_t i = 0; i < kept.size; ++i) total += kept.weights[i];
+    keep_largest(kept, settings.top_p * total);
+  }
+  return kept;
+}
+
+int32_t draw(const Row& row, const SamplerState& state, SamplingScratch& scratch) {
+  const SamplingSettings& settings = state.settings();
+  const float scale = softmax_scale(settings.temperature);
+  if (settings.min_p > 0.0 || (settings.top_k > 0 && settings.top_k < row.size)) {
+    return draw_from_list(filtered_tokens(row, settings, scale, scratch), state.uniform());
+  }
+  const double total = weigh_row(row, scale, scratch);
+  if (settings.top_p >= 1.0) return draw_from_row(scratch, total, state.uniform());
+  return draw_from_list(nucleus_of_row(row, settings.top_p, scale, total, scratch), state.uniform());
+}
+
+Logprobs row_logprobs(const Row& row, int64_t token_id, int32_t count, SamplingScratch& scratch) {
+  const double log_total = std::log(weigh_row(row, 1.0f, scratch));
+  const auto logprob = [&](float logit) {
+    return static_cast<double>(logit) - static_cast<double>(row.best) - log_total;
+  };
+  Logprobs result;
+  result.finite = true;
+  result.logprob = logprob(row.logits[token_id]);
+  if (count <= 0) return result;
+  const TokenList best = largest_tokens(row, std::min<int64_t>(count, row.size), -kInfinity, scratch);
+  for (int64_t i = 0; i < best.size; ++i) result.top.push_back({best.ids[i], logprob(best.values[i])});
+  std::stable_sort(result.top.begin(), result.top.end(),
+                   [](const RankedToken& a, const RankedToken& b) { return a.logprob > b.logprob; });
+  return result;
+}
+
+}  // namespace
+
+Choice sample_row(const float* logits, SamplerState& state, SamplingScratch& scratch) {
+  const SamplingSettings& settings = state.settings();
+  const int64_t size = state.vocab_size();
+  Choice choice;
+  const bool numbers = find_maxima(logits, size, scratch.maxima);
+  choice.largest = numbers ? largest(scratch.maxima) : std::numeric_limits<float>::quiet_NaN();
+  if (!std::isfinite(choice.largest)) {
+    choice.fault = ChoiceFault::not_finite;
+    return choice;
+  }
+  Row row{logits, size, scratch.maxima, choice.largest};
+  if (state.adjusts()) {
+    scratch.adjusted.assign(logits, logits + size);
+    state.adjust(scratch.adjusted.data());
+    row.logits = scratch.adjusted.data();
+    find_maxima(row.logits, size, scratch.maxima);
+    row.best = largest(scratch.maxima);
+    if (row.best == -kInfinity) {
+      choice.fault = ChoiceFault::no_token;
+      return choice;
+    }
+  }
+  choice.token_id = settings.temperature == 0.0 ? first_best(row) : draw(row, state, scratch);
+  state.append(choice.token_id);
+  if (settings.logprobs >= 0) {  // of the model's own distribution
+    choice.logprobs = token_logprobs(logits, size, choice.token_id, settings.logprobs, scratch);
+  }
+  return choice;
+}
+
+Logprobs token_logprobs(const float* logits, int64_t vocab_size, int64_t token_id, int32_t count,
+                        SamplingScratch& scratch) {
+  if (!find_maxima(logits, vocab_size, scratch.maxima)) return {};
+  const Row row{logits, vocab_size, scratch.maxima, largest(scratch.maxima)};
+  if (!std::isfinite(row.best)) return {};
+  return row_logprobs(row, token_id, count, scratch);
+}
+
+}  // namespace gristmill
