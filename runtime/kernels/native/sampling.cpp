@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "largest_tokens.hpp"
+#include "nucleus.hpp"
 #include "vocabulary_passes.hpp"
 
 namespace gristmill {
@@ -36,9 +37,10 @@ int32_t first_best(const Row& row) {
 }
 
 float softmax_scale(double temperature) {
-  const double scale = 1.0 / temperature;
-  constexpr float most = std::numeric_limits<float>::max();
-  return scale < most ? static_cast<float>(scale) : most;
+  // Finite and not 0, so that the product with a difference of logits is a number.
+  constexpr double least = std::numeric_limits<float>::min();
+  constexpr double most = std::numeric_limits<float>::max();
+  return static_cast<float>(std::min(std::max(1.0 / temperature, least), most));
 }
 
 // The softmax weights of the whole row into scratch.weights and scratch.sums; returns their total.
@@ -53,12 +55,11 @@ double weigh_row(const Row& row, float scale, SamplingScratch& scratch) {
 
 // ---------------------------------------------------------------- lists of tokens
 
-// The tokens with a logit of at least `least`, with scratch.weights if `weighed`.
-TokenList gather(const Row& row, float least, bool weighed, SamplingScratch& scratch) {
+// The tokens with a logit of at least `least`.
+TokenList gather(const Row& row, float least, SamplingScratch& scratch) {
   scratch.kept_ids.resize(row.size + 1);  // each token is written before it is known to stay
   scratch.kept_values.resize(row.size + 1);
-  scratch.kept_weights.resize(row.maxima.size() * kVocabularyBlock + 1);
-  TokenList kept{scratch.kept_ids.data(), scratch.kept_values.data(), scratch.kept_weights.data(), 0};
+  TokenList kept{scratch.kept_ids.data(), scratch.kept_values.data(), nullptr, 0};
   for (size_t block = 0; block < row.maxima.size(); ++block) {
     if (!(row.maxima[block] >= least)) continue;
     const int64_t start = static_cast<int64_t>(block) * kVocabularyBlock;
@@ -66,11 +67,9 @@ TokenList gather(const Row& row, float least, bool weighed, SamplingScratch& scr
     for (int64_t i = start; i < end; ++i) {
       kept.ids[kept.size] = static_cast<int32_t>(i);
       kept.values[kept.size] = row.logits[i];
-      if (weighed) kept.weights[kept.size] = scratch.weights[i];
       kept.size += row.logits[i] >= least ? 1 : 0;
     }
   }
-  if (!weighed) kept.weights = nullptr;
   return kept;
 }
 
@@ -100,7 +99,7 @@ float least_by_count(const Row& row, int64_t count) {
 
 // The `count` tokens of largest logit, of those with a logit of at least `least`.
 TokenList largest_tokens(const Row& row, int64_t count, float least, SamplingScratch& scratch) {
-  TokenList kept = gather(row, std::max(least, least_by_count(row, count)), false, scratch);
+  TokenList kept = gather(row, std::max(least, least_by_count(row, count)), scratch);
   if (count < kept.size) keep_largest(kept, static_cast<double>(count));
   return kept;
 }
@@ -139,17 +138,6 @@ int32_t draw_from_list(const TokenList& tokens, double uniform) {
   return tokens.ids[invert(tokens.weights, tokens.size, target)];
 }
 
-// Top-p (Holtzman et al. 2020) over the whole row. A nucleus holds no token of weight below
-// (1 - top_p) * total / size, as all such tokens together are too few to be missed; half of that is a
-// bound that outweighs any rounding.
-TokenList nucleus_of_row(const Row& row, double top_p, float scale, double total, SamplingScratch& scratch) {
-  const double bound = std::log(0.5 * (1.0 - top_p) * total / static_cast<double>(row.size));
-  const float least = std::nextafter(static_cast<float>(row.best + bound / scale), -kInfinity);
-  TokenList kept = gather(row, least, true, scratch);
-  keep_largest(kept, top_p * total);
-  return kept;
-}
-
 // What min-p and top-k leave, and of that the nucleus.
 TokenList filtered_tokens(const Row& row, const SamplingSettings& settings, float scale,
                           SamplingScratch& scratch) {
@@ -157,7 +145,8 @@ TokenList filtered_tokens(const Row& row, const SamplingSettings& settings, floa
       settings.min_p > 0.0 ? least_by_min_p(row.best, settings.temperature, settings.min_p) : -kInfinity;
   const bool counts = settings.top_k > 0 && settings.top_k < row.size;
   TokenList kept = counts ? largest_tokens(row, settings.top_k, least, scratch)
-                          : gather(row, least, false, scratch);
+                          : gather(row, least, scratch);
+  scratch.kept_weights.resize(vocabulary_blocks(kept.size) * kVocabularyBlock);
   kept.weights = scratch.kept_weights.data();
   softmax_weights(kept.values, kept.size, row.best, scale, kept.weights, nullptr);
   if (settings.top_p < 1.0) {
@@ -174,9 +163,9 @@ int32_t draw(const Row& row, const SamplerState& state, SamplingScratch& scratch
   if (settings.min_p > 0.0 || (settings.top_k > 0 && settings.top_k < row.size)) {
     return draw_from_list(filtered_tokens(row, settings, scale, scratch), state.uniform());
   }
-  const double total = weigh_row(row, scale, scratch);
-  if (settings.top_p >= 1.0) return draw_from_row(scratch, total, state.uniform());
-  return draw_from_list(nucleus_of_row(row, settings.top_p, scale, total, scratch), state.uniform());
+  double total = weigh_row(row, scale, scratch);
+  if (settings.top_p < 1.0) total = keep_nucleus(settings.top_p, total, scratch);
+  return draw_from_row(scratch, total, state.uniform());
 }
 
 Logprobs row_logprobs(const Row& row, int64_t token_id, int32_t count, SamplingScratch& scratch) {

@@ -102,7 +102,7 @@ struct Choice {
 struct SamplingScratch {
   std::vector<float> maxima, adjusted, weights, kept_values, kept_weights;
   std::vector<double> sums;
-  std::vector<int32_t> kept_ids;
+  std::vector<int32_t> kept_ids, counts;
 };
 
 // Chooses a token and, unless there is a fault, records it in `state`.

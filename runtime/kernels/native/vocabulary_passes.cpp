@@ -45,11 +45,14 @@ GRISTMILL_INLINE float block_maximum(const float* block, int32_t& largest_magnit
   return float_of(ordered(most));
 }
 
-// e^y for y in [-87, 0] by the polynomial of Cephes' expf; 0 below, and for what is not a number.
+// e^y for y in [-87, 0] by the polynomial of Cephes' expf; 0 below. As unsigned numbers the bits of
+// negative floats grow with their magnitude, which clamps without a branch.
 GRISTMILL_INLINE float exponential(float y) {
-  constexpr float kLeast = -87.0f;
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  const float x = y >= kLeast ? y : kLeast;
+  constexpr uint32_t kLeast = 0xc2ae0000u;  // -87
+  constexpr float kMagic = 12582912.0f;     // 1.5 * 2^23: adding it rounds to a whole number
+  const uint32_t bits = static_cast<uint32_t>(bits_of(y));
+  const int32_t inside = -static_cast<int32_t>(bits <= kLeast);
+  const float x = float_of(static_cast<int32_t>(std::min(bits, kLeast)));
   const float shifted = x * 1.44269504088896341f + kMagic;
   const float n = shifted - kMagic;
   const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -60,22 +63,52 @@ GRISTMILL_INLINE float exponential(float y) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   const int32_t exponent = static_cast<int32_t>(static_cast<uint32_t>(bits_of(shifted)) << 23);
-  const float result = float_of(bits_of(p) + exponent);
-  return y >= kLeast ? result : 0.0f;
+  return float_of((bits_of(p) + exponent) & inside);
 }
 
-GRISTMILL_INLINE double block_weights(const float* block, float best, float scale, float* weights) {
-  constexpr int kQuarter = kVocabularyBlock / 4;
-  for (int i = 0; i < kVocabularyBlock; ++i) weights[i] = exponential((block[i] - best) * scale);
-  float sums[kQuarter];
+// A weight of at least the one with these bits, or 0. Weights are not negative, so their bits have their order.
+GRISTMILL_INLINE float at_least(float weight, int32_t least_bits) {
+  const int32_t bits = bits_of(weight);
+  return float_of(bits & -static_cast<int32_t>(bits >= least_bits));
+}
+
+constexpr int64_t kBlocksInFloat32 = 16;  // so many blocks are added up before float64 takes over
+constexpr int kQuarter = kVocabularyBlock / 4;
+
+// Adds a block's weights of at least a bound to sixteen sums.
+GRISTMILL_INLINE void add_block(const float* weights, int32_t least_bits, float* sums) {
   for (int i = 0; i < kQuarter; ++i) {
-    sums[i] = (weights[i] + weights[i + kQuarter]) + (weights[i + 2 * kQuarter] + weights[i + 3 * kQuarter]);
+    sums[i] += (at_least(weights[i], least_bits) + at_least(weights[i + kQuarter], least_bits)) +
+               (at_least(weights[i + 2 * kQuarter], least_bits) + at_least(weights[i + 3 * kQuarter], least_bits));
   }
+}
+
+GRISTMILL_INLINE double sum_of_sixteen(float* sums) {
   for (int i = 0; i < 8; ++i) sums[i] += sums[i + 8];
   for (int i = 0; i < 4; ++i) sums[i] += sums[i + 4];
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
-static_assert(kVocabularyBlock == 64, "the sum of a block is written for 64 weights");
+static_assert(kQuarter == 16, "sixteen sums of a block are added up");
+
+GRISTMILL_INLINE double block_sum(const float* weights, int32_t least_bits) {
+  float sums[kQuarter] = {};
+  add_block(weights, least_bits, sums);
+  return sum_of_sixteen(sums);
+}
+
+GRISTMILL_INLINE double block_weights(const float* block, float best, float scale, float* weights) {
+  for (int i = 0; i < kVocabularyBlock; ++i) weights[i] = exponential((block[i] - best) * scale);
+  return block_sum(weights, 0);
+}
+
+GRISTMILL_INLINE int32_t count_between(const float* block, int32_t least_bits, int32_t end_bits) {
+  int32_t count = 0;
+  for (int i = 0; i < kVocabularyBlock; ++i) {
+    const int32_t bits = bits_of(block[i]);
+    count += static_cast<int32_t>(bits >= least_bits) & static_cast<int32_t>(bits < end_bits);
+  }
+  return count;
+}
 
 // The last, partial block with the lowest value behind its end.
 struct PaddedBlock {
@@ -116,6 +149,40 @@ void softmax_weights(const float* values, int64_t count, float best, float scale
       sum = block_weights(last.values, best, scale, weights + start);
     }
     if (sums != nullptr) sums[block] = sum;
+  }
+}
+
+GRISTMILL_EVERY_WIDTH
+void sum_weights(const float* weights, int64_t blocks, float least, double* sums) {
+  const int32_t least_bits = bits_of(least);
+  for (int64_t block = 0; block < blocks; ++block) {
+    sums[block] = block_sum(weights + block * kVocabularyBlock, least_bits);
+  }
+}
+
+GRISTMILL_EVERY_WIDTH
+void add_weights(const float* weights, int64_t blocks, const float* bounds, double* totals) {
+  int32_t bits[kBoundsPerPass];
+  for (int bound = 0; bound < kBoundsPerPass; ++bound) {
+    bits[bound] = bits_of(bounds[bound]);
+    totals[bound] = 0.0;
+  }
+  for (int64_t first = 0; first < blocks; first += kBlocksInFloat32) {
+    float sums[kBoundsPerPass][kQuarter] = {};
+    for (int64_t block = first; block < std::min(first + kBlocksInFloat32, blocks); ++block) {
+      const float* of_block = weights + block * kVocabularyBlock;
+      for (int bound = 0; bound < kBoundsPerPass; ++bound) add_block(of_block, bits[bound], sums[bound]);
+    }
+    for (int bound = 0; bound < kBoundsPerPass; ++bound) totals[bound] += sum_of_sixteen(sums[bound]);
+  }
+}
+
+GRISTMILL_EVERY_WIDTH
+void count_weights(const float* weights, int64_t blocks, float least, float end, int32_t* counts) {
+  const int32_t least_bits = bits_of(least);
+  const int32_t end_bits = bits_of(end);
+  for (int64_t block = 0; block < blocks; ++block) {
+    counts[block] = count_between(weights + block * kVocabularyBlock, least_bits, end_bits);
   }
 }
 

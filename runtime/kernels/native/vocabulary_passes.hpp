@@ -20,4 +20,14 @@ bool block_maxima(const float* values, int64_t count, float* maxima);
 // `sums`, unless null, gets each block's sum, pairwise in float32.
 void softmax_weights(const float* values, int64_t count, float best, float scale, float* weights, double* sums);
 
+// The sum of each block's weights of at least `least`, pairwise in float32.
+void sum_weights(const float* weights, int64_t blocks, float least, double* sums);
+
+// For each of the bounds the sum of all weights of at least that much.
+constexpr int kBoundsPerPass = 3;
+void add_weights(const float* weights, int64_t blocks, const float* bounds, double* totals);
+
+// How many weights of each block are at least `least` and less than `end`.
+void count_weights(const float* weights, int64_t blocks, float least, float end, int32_t* counts);
+
 }  // namespace gristmill
