@@ -95,7 +95,7 @@ TokenList tokens_between(float least, float end, SamplingScratch& scratch) {
 
 }  // namespace
 
-double keep_nucleus(double top_p, double total, SamplingScratch& scratch) {
+Nucleus find_nucleus(double top_p, double total, SamplingScratch& scratch) {
   const Bracket bracket = find_bracket(top_p, total, scratch);
   const float least = float_of(bracket.least);
   TokenList open = tokens_between(least, float_of(bracket.end), scratch);
@@ -105,7 +105,7 @@ double keep_nucleus(double top_p, double total, SamplingScratch& scratch) {
   sum_weights(scratch.weights.data(), static_cast<int64_t>(scratch.sums.size()), least, scratch.sums.data());
   double kept = 0.0;
   for (const double sum : scratch.sums) kept += sum;
-  return kept;
+  return {least, kept};
 }
 
 }  // namespace gristmill

@@ -124,11 +124,17 @@ int64_t invert(const Number* weights, int64_t size, double& target) {
   return last;
 }
 
-int32_t draw_from_row(const SamplingScratch& scratch, double total, double uniform) {
-  double target = uniform * total;
+// Among the tokens of scratch.weights that belong to the nucleus.
+int32_t draw_from_row(const SamplingScratch& scratch, const Nucleus& nucleus, double uniform) {
+  double target = uniform * nucleus.total;
   const int64_t block = invert(scratch.sums.data(), static_cast<int64_t>(scratch.sums.size()), target);
   const int64_t start = block * kVocabularyBlock;
-  return static_cast<int32_t>(start + invert(scratch.weights.data() + start, kVocabularyBlock, target));
+  float weights[kVocabularyBlock];
+  for (int64_t i = 0; i < kVocabularyBlock; ++i) {
+    const float weight = scratch.weights[start + i];
+    weights[i] = weight >= nucleus.least ? weight : 0.0f;
+  }
+  return static_cast<int32_t>(start + invert(weights, kVocabularyBlock, target));
 }
 
 int32_t draw_from_list(const TokenList& tokens, double uniform) {
@@ -163,9 +169,9 @@ int32_t draw(const Row& row, const SamplerState& state, SamplingScratch& scratch
   if (settings.min_p > 0.0 || (settings.top_k > 0 && settings.top_k < row.size)) {
     return draw_from_list(filtered_tokens(row, settings, scale, scratch), state.uniform());
   }
-  double total = weigh_row(row, scale, scratch);
-  if (settings.top_p < 1.0) total = keep_nucleus(settings.top_p, total, scratch);
-  return draw_from_row(scratch, total, state.uniform());
+  Nucleus nucleus{0.0f, weigh_row(row, scale, scratch)};
+  if (settings.top_p < 1.0) nucleus = find_nucleus(settings.top_p, nucleus.total, scratch);
+  return draw_from_row(scratch, nucleus, state.uniform());
 }
 
 Logprobs row_logprobs(const Row& row, int64_t token_id, int32_t count, SamplingScratch& scratch) {
