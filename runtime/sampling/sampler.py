@@ -44,11 +44,16 @@ def sample_rows(
 
 
 def _outcome(choice: _native.Choice) -> SampledToken | GristmillError:
+    token_id = choice.token_id
+    if token_id < 0:
+        return _error(choice)
+    report = choice.logprobs
+    return SampledToken(
+        token_id, None if report is None else TokenLogprobs(token_id, report.logprob, report.top)
+    )
+
+
+def _error(choice: _native.Choice) -> GristmillError:
     if choice.fault == _native.ChoiceFault.not_finite:
         return not_finite(choice.largest)
-    if choice.fault == _native.ChoiceFault.no_token:
-        return RequestError("these settings leave no token to choose", field="min_tokens")
-    report = choice.logprobs
-    if not report.finite:
-        return SampledToken(choice.token_id)
-    return SampledToken(choice.token_id, TokenLogprobs(choice.token_id, report.logprob, report.top))
+    return RequestError("these settings leave no token to choose", field="min_tokens")

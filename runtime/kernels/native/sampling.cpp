@@ -22,13 +22,11 @@ struct Row {
   float best;
 };
 
-// False if a logit is not a number.
-bool find_maxima(const float* logits, int64_t size, std::vector<float>& maxima) {
+// The largest logit, or NaN if any is not a number.
+float find_maxima(const float* logits, int64_t size, std::vector<float>& maxima) {
   maxima.resize(vocabulary_blocks(size));
   return block_maxima(logits, size, maxima.data());
 }
-
-float largest(const std::vector<float>& values) { return *std::max_element(values.begin(), values.end()); }
 
 int32_t first_best(const Row& row) {
   const auto block = std::find(row.maxima.begin(), row.maxima.end(), row.best) - row.maxima.begin();
@@ -39,7 +37,7 @@ int32_t first_best(const Row& row) {
 float softmax_scale(double temperature) {
   // Finite and not 0, so that the product with a difference of logits is a number.
   constexpr double least = std::numeric_limits<float>::min();
-  constexpr double most = std::numeric_limits<float>::max();
+  constexpr double most = 1e38;
   return static_cast<float>(std::min(std::max(1.0 / temperature, least), most));
 }
 
@@ -196,8 +194,7 @@ Choice sample_row(const float* logits, SamplerState& state, SamplingScratch& scr
   const SamplingSettings& settings = state.settings();
   const int64_t size = state.vocab_size();
   Choice choice;
-  const bool numbers = find_maxima(logits, size, scratch.maxima);
-  choice.largest = numbers ? largest(scratch.maxima) : std::numeric_limits<float>::quiet_NaN();
+  choice.largest = find_maxima(logits, size, scratch.maxima);
   if (!std::isfinite(choice.largest)) {
     choice.fault = ChoiceFault::not_finite;
     return choice;
@@ -207,8 +204,7 @@ Choice sample_row(const float* logits, SamplerState& state, SamplingScratch& scr
     scratch.adjusted.assign(logits, logits + size);
     state.adjust(scratch.adjusted.data());
     row.logits = scratch.adjusted.data();
-    find_maxima(row.logits, size, scratch.maxima);
-    row.best = largest(scratch.maxima);
+    row.best = find_maxima(row.logits, size, scratch.maxima);
     if (row.best == -kInfinity) {
       choice.fault = ChoiceFault::no_token;
       return choice;
@@ -224,8 +220,7 @@ Choice sample_row(const float* logits, SamplerState& state, SamplingScratch& scr
 
 Logprobs token_logprobs(const float* logits, int64_t vocab_size, int64_t token_id, int32_t count,
                         SamplingScratch& scratch) {
-  if (!find_maxima(logits, vocab_size, scratch.maxima)) return {};
-  const Row row{logits, vocab_size, scratch.maxima, largest(scratch.maxima)};
+  const Row row{logits, vocab_size, scratch.maxima, find_maxima(logits, vocab_size, scratch.maxima)};
   if (!std::isfinite(row.best)) return {};
   return row_logprobs(row, token_id, count, scratch);
 }

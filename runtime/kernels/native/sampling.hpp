@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -80,7 +81,7 @@ struct RankedToken {
 };
 
 struct Logprobs {
-  bool finite = false;  // false where a logit is not a number or the largest is infinite: the rest is then empty
+  bool finite = false;  // without, a logit is not a number or the largest is infinite: no report
   double logprob = 0.0;
   std::vector<RankedToken> top;  // best first, ties by token id
 };
@@ -93,9 +94,9 @@ enum class ChoiceFault : int32_t {
 
 struct Choice {
   ChoiceFault fault = ChoiceFault::none;
-  int32_t token_id = -1;
+  int32_t token_id = -1;  // and only -1 with a fault
   float largest = 0.0f;  // what is not finite, if that is the fault
-  Logprobs logprobs{};
+  std::optional<Logprobs> logprobs;  // if asked for
 };
 
 // Memory for one row's work, grown as rows need it.

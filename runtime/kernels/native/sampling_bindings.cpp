@@ -24,8 +24,8 @@ void check_request(const Logits& logits, int64_t row, const SamplerState* state)
   if (state == nullptr) throw std::invalid_argument("a sampler state is None");
   if (row < 0 || row >= logits.shape(0)) throw std::out_of_range("no row " + std::to_string(row));
   if (logits.shape(1) != state->vocab_size()) {
-    throw std::invalid_argument("rows of " + std::to_string(logits.shape(1)) + " logits for a vocabulary of " +
-                                std::to_string(state->vocab_size()));
+    throw std::invalid_argument("rows of " + std::to_string(logits.shape(1)) +
+                                " logits, expected the vocabulary's " + std::to_string(state->vocab_size()));
   }
 }
 
@@ -55,7 +55,8 @@ std::vector<Logprobs> logprobs_of_rows(const Logits& logits, const std::vector<i
     throw std::invalid_argument("more token ids than rows");
   }
   for (const int64_t token_id : token_ids) {
-    if (token_id < 0 || token_id >= vocab_size) throw std::out_of_range("no token " + std::to_string(token_id));
+    if (token_id >= 0 && token_id < vocab_size) continue;
+    throw std::out_of_range("no token " + std::to_string(token_id));
   }
   const py::gil_scoped_release release;
   SamplingScratch scratch;
@@ -76,23 +77,32 @@ py::tuple ranked_tuples(const Logprobs& logprobs) {
 }
 
 SamplerState make_state(uint64_t seed, uint64_t completion, int64_t vocab_size,
-                        const std::vector<int64_t>& prompt_token_ids, const std::vector<int64_t>& end_token_ids,
+                        const std::vector<int64_t>& prompt_token_ids,
+                        const std::vector<int64_t>& end_token_ids,
                         const std::vector<std::pair<int64_t, double>>& logit_bias, double temperature,
                         int64_t top_k, double top_p, double min_p, double repetition_penalty,
                         double presence_penalty, double frequency_penalty, int64_t min_tokens,
                         int32_t logprobs) {
-  const SamplingSettings settings{temperature,      top_k,             top_p,      min_p,   repetition_penalty,
-                                  presence_penalty, frequency_penalty, min_tokens, logprobs};
+  SamplingSettings settings{};
+  settings.temperature = temperature;
+  settings.top_k = top_k;
+  settings.top_p = top_p;
+  settings.min_p = min_p;
+  settings.repetition_penalty = repetition_penalty;
+  settings.presence_penalty = presence_penalty;
+  settings.frequency_penalty = frequency_penalty;
+  settings.min_tokens = min_tokens;
+  settings.logprobs = logprobs;
   return SamplerState(settings, seed, completion, vocab_size, prompt_token_ids, end_token_ids, logit_bias);
 }
 
 void bind_state(py::module_& m) {
   py::class_<SamplerState>(m, "SamplerState", "Settings and history of one completion.")
-      .def(py::init(&make_state), py::kw_only(), py::arg("seed"), py::arg("completion"), py::arg("vocab_size"),
-           py::arg("prompt_token_ids"), py::arg("end_token_ids"), py::arg("logit_bias"), py::arg("temperature"),
-           py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("repetition_penalty"),
-           py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("min_tokens"),
-           py::arg("logprobs"))
+      .def(py::init(&make_state), py::kw_only(), py::arg("seed"), py::arg("completion"),
+           py::arg("vocab_size"), py::arg("prompt_token_ids"), py::arg("end_token_ids"),
+           py::arg("logit_bias"), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
+           py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"),
+           py::arg("frequency_penalty"), py::arg("min_tokens"), py::arg("logprobs"))
       .def("append", &SamplerState::append, py::arg("token_id"), "Add a token that was chosen.")
       .def("uniform", &SamplerState::uniform,
            "A number in [0, 1) that depends on the seed, the completion and the position alone.");

@@ -79,7 +79,8 @@ void SamplerState::append(int64_t token_id) {
 
 double SamplerState::uniform() const {
   // The generator counts before it draws, as NumPy's does.
-  return static_cast<double>(philox(static_cast<uint64_t>(position_) + 1, seed_, completion_) >> 11) * 0x1p-53;
+  const uint64_t bits = philox(static_cast<uint64_t>(position_) + 1, seed_, completion_);
+  return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
 bool SamplerState::adjusts() const { return too_short() || has_bias_ || settings_.has_penalties(); }

@@ -32,41 +32,46 @@ GRISTMILL_INLINE float float_of(int32_t bits) {
 // Between bits and whole numbers in the order of the floats; it is its own inverse.
 GRISTMILL_INLINE int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
 
+struct Extent {
+  int32_t most = std::numeric_limits<int32_t>::min();  // ordered
+  int32_t magnitude = 0;
+};
+
 // Whole numbers, as only their maximum may be taken in any order under the rules for floats.
-GRISTMILL_INLINE float block_maximum(const float* block, int32_t& largest_magnitude) {
+GRISTMILL_INLINE float block_maximum(const float* block, Extent& extent) {
   int32_t most = std::numeric_limits<int32_t>::min();
-  int32_t magnitude = largest_magnitude;
+  int32_t magnitude = 0;
   for (int i = 0; i < kVocabularyBlock; ++i) {
     const int32_t bits = bits_of(block[i] + 0.0f);  // both zeros are one
     most = std::max(most, ordered(bits));
     magnitude = std::max(magnitude, bits & 0x7fffffff);
   }
-  largest_magnitude = magnitude;
+  extent.most = std::max(extent.most, most);
+  extent.magnitude = std::max(extent.magnitude, magnitude);
   return float_of(ordered(most));
 }
 
-// e^y for y in [-87, 0] by the polynomial of Cephes' expf; 0 below. As unsigned numbers the bits of
-// negative floats grow with their magnitude, which clamps without a branch.
-GRISTMILL_INLINE float exponential(float y) {
-  constexpr uint32_t kLeast = 0xc2ae0000u;  // -87
+// 2^y for y in [-126, 0], by a minimax polynomial of the fraction; 0 below. As unsigned numbers the bits
+// of negative floats grow with their magnitude, which clamps without a branch.
+GRISTMILL_INLINE float power_of_two(float y) {
+  constexpr uint32_t kLeast = 0xc2fc0000u;  // -126
   constexpr float kMagic = 12582912.0f;     // 1.5 * 2^23: adding it rounds to a whole number
   const uint32_t bits = static_cast<uint32_t>(bits_of(y));
   const int32_t inside = -static_cast<int32_t>(bits <= kLeast);
   const float x = float_of(static_cast<int32_t>(std::min(bits, kLeast)));
-  const float shifted = x * 1.44269504088896341f + kMagic;
-  const float n = shifted - kMagic;
-  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  float p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  const float shifted = x + kMagic;
+  const float f = x - (shifted - kMagic);
+  float p = f * 0.00015353361959569156f + 0.0013398873852565885f;
+  p = p * f + 0.00961843691766262f;
+  p = p * f + 0.055503323674201965f;
+  p = p * f + 0.24022647738456726f;
+  p = p * f + 0.6931471824645996f;
+  p = p * f + 1.0f;
   const int32_t exponent = static_cast<int32_t>(static_cast<uint32_t>(bits_of(shifted)) << 23);
   return float_of((bits_of(p) + exponent) & inside);
 }
 
-// A weight of at least the one with these bits, or 0. Weights are not negative, so their bits have their order.
+// A weight of at least the one with these bits, or 0. Weights are not negative: their bits have their order.
 GRISTMILL_INLINE float at_least(float weight, int32_t least_bits) {
   const int32_t bits = bits_of(weight);
   return float_of(bits & -static_cast<int32_t>(bits >= least_bits));
@@ -78,8 +83,9 @@ constexpr int kQuarter = kVocabularyBlock / 4;
 // Adds a block's weights of at least a bound to sixteen sums.
 GRISTMILL_INLINE void add_block(const float* weights, int32_t least_bits, float* sums) {
   for (int i = 0; i < kQuarter; ++i) {
-    sums[i] += (at_least(weights[i], least_bits) + at_least(weights[i + kQuarter], least_bits)) +
-               (at_least(weights[i + 2 * kQuarter], least_bits) + at_least(weights[i + 3 * kQuarter], least_bits));
+    const float* of_lane = weights + i;
+    sums[i] += (at_least(of_lane[0], least_bits) + at_least(of_lane[kQuarter], least_bits)) +
+               (at_least(of_lane[2 * kQuarter], least_bits) + at_least(of_lane[3 * kQuarter], least_bits));
   }
 }
 
@@ -96,8 +102,8 @@ GRISTMILL_INLINE double block_sum(const float* weights, int32_t least_bits) {
   return sum_of_sixteen(sums);
 }
 
-GRISTMILL_INLINE double block_weights(const float* block, float best, float scale, float* weights) {
-  for (int i = 0; i < kVocabularyBlock; ++i) weights[i] = exponential((block[i] - best) * scale);
+GRISTMILL_INLINE double block_weights(const float* block, float best, float binary_scale, float* weights) {
+  for (int i = 0; i < kVocabularyBlock; ++i) weights[i] = power_of_two((block[i] - best) * binary_scale);
   return block_sum(weights, 0);
 }
 
@@ -123,30 +129,33 @@ struct PaddedBlock {
 }  // namespace
 
 GRISTMILL_EVERY_WIDTH
-bool block_maxima(const float* values, int64_t count, float* maxima) {
-  int32_t largest_magnitude = 0;
+float block_maxima(const float* values, int64_t count, float* maxima) {
+  Extent extent;
   const int64_t whole = count / kVocabularyBlock;
   for (int64_t block = 0; block < whole; ++block) {
-    maxima[block] = block_maximum(values + block * kVocabularyBlock, largest_magnitude);
+    maxima[block] = block_maximum(values + block * kVocabularyBlock, extent);
   }
   if (whole * kVocabularyBlock < count) {
     const PaddedBlock last(values + whole * kVocabularyBlock, count - whole * kVocabularyBlock);
-    maxima[whole] = block_maximum(last.values, largest_magnitude);
+    maxima[whole] = block_maximum(last.values, extent);
   }
-  return largest_magnitude <= kInfinityBits;
+  if (extent.magnitude > kInfinityBits) return std::numeric_limits<float>::quiet_NaN();
+  return float_of(ordered(extent.most));
 }
 
 GRISTMILL_EVERY_WIDTH
-void softmax_weights(const float* values, int64_t count, float best, float scale, float* weights, double* sums) {
+void softmax_weights(const float* values, int64_t count, float best, float scale, float* weights,
+                     double* sums) {
   const int64_t blocks = vocabulary_blocks(count);
+  const float binary_scale = scale * 1.44269504088896341f;
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t start = block * kVocabularyBlock;
     double sum;
     if (start + kVocabularyBlock <= count) {
-      sum = block_weights(values + start, best, scale, weights + start);
+      sum = block_weights(values + start, best, binary_scale, weights + start);
     } else {
       const PaddedBlock last(values + start, count - start);
-      sum = block_weights(last.values, best, scale, weights + start);
+      sum = block_weights(last.values, best, binary_scale, weights + start);
     }
     if (sums != nullptr) sums[block] = sum;
   }
