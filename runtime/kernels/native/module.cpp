@@ -17,4 +17,5 @@ PYBIND11_MODULE(_native, m) {
   gristmill::bind_engine(m);
   gristmill::bind_linear_kernels(m);
   gristmill::bind_attention_kernels(m);
+  gristmill::bind_sampling(m);
 }
