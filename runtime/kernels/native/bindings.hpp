@@ -1,6 +1,4 @@
 // What each part of the module adds to it.
-// The parts of the Python module, one function a part.
-// What each part adds to the Python module.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,6 +6,7 @@
 namespace gristmill {
 
 void bind_engine(pybind11::module_& m);
+void bind_measures(pybind11::module_& m);
 void bind_linear_kernels(pybind11::module_& m);
 void bind_attention_kernels(pybind11::module_& m);  // and elementwise ones
 void bind_sampling(pybind11::module_& m);
