@@ -51,13 +51,11 @@ int64_t multiply_halves(int64_t rounds) { return multiply_floats(rounds); }
 #undef GRISTMILL_CHAINS
 
 #if defined(__AMX_INT8__)
+alignas(64) constexpr TileConfig kFullTiles = {
+    1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
 int64_t multiply_byte_tiles(int64_t rounds) {
-  TileConfig config;
-  for (int i = 0; i < 8; ++i) {
-    config.column_bytes[i] = 64;
-    config.rows[i] = 16;
-  }
-  _tile_loadconfig(&config);
+  _tile_loadconfig(&kFullTiles);
   for (int64_t i = 0; i < rounds; ++i) {
     _tile_dpbssd(0, 4, 6);
     _tile_dpbssd(1, 4, 7);

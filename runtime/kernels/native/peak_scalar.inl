@@ -4,8 +4,9 @@ template <typename Number>
 int64_t multiply_chains(int64_t rounds) {
   volatile Number seed = 1;
   Number sums[8] = {};
-  const Number x = seed;
+  Number x = seed;
   for (int64_t i = 0; i < rounds; ++i) {
+    asm volatile("" : "+m"(x));  // or the compiler would find the sum without the loop
     for (Number& sum : sums) sum = sum + x * x;
   }
   for (Number sum : sums) seed = sum;
