@@ -22,10 +22,20 @@ from gristmill.runtime.golden import (
 )
 from gristmill.runtime.settings import EngineModes, EngineSettings
 
-__all__ = ["LARGEST_TOLERANCE", "EngineProof", "load_default", "prove_engine", "tolerance_of"]
+__all__ = [
+    "LARGEST_DIFFERENCE",
+    "LARGEST_TOLERANCE",
+    "EngineProof",
+    "load_default",
+    "prove_engine",
+    "tolerance_of",
+]
 
-LARGEST_TOLERANCE = 0.5
-"""KL in nats of a row at which an engine counts as wrong, whatever was measured when it was made."""
+LARGEST_DIFFERENCE = 0.5
+"""KL in nats of a golden row at which a new engine, in its default formats, counts as wrong."""
+
+LARGEST_TOLERANCE = 2.0
+"""The most that any mode is allowed later; what a damaged engine says is further away."""
 
 _FACTOR = 4.0
 _BLOCK = 16
@@ -52,9 +62,9 @@ def tolerance_of(kl_max: float) -> float:
 def prove_engine(folder: EngineFolder) -> EngineProof:
     """Run all golden prompts of `folder` in every compute and KV format of its engine.
 
-    Raises IntegrityError if the default formats are beyond `LARGEST_TOLERANCE`;
-    others are recorded with it, so that they are refused when they are served,
-    and left out if the engine gives no finite logits or can't combine them.
+    Raises IntegrityError if the default formats are beyond `LARGEST_DIFFERENCE`.
+    Others may be coarser, as chosen by who serves with them; they are left out
+    if the engine gives no finite logits or can't combine them.
     """
     opened = open_engine(folder)
     default, _ = opened.modes.choose(EngineSettings())
@@ -96,7 +106,7 @@ def _measure(
     executor = opened.load(golden_cache(folder.golden, settings.kv_dtype), options)
     try:
         run = require_golden if required else compare_golden
-        return executor.info, run(executor, folder.golden, LARGEST_TOLERANCE)
+        return executor.info, run(executor, folder.golden, LARGEST_DIFFERENCE)
     finally:
         executor.close()
 

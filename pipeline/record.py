@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 from gristmill.artifacts.record import BuildRecord, StageRecord
 from gristmill.pipeline.environment import host_record, peak_memory
 from gristmill.pipeline.stages import StageCache
+from gristmill.recipes.schema import Recipe
 
-__all__ = ["RECIPE_FOLDER", "StageClock"]
+__all__ = ["MODEL_PATH", "RECIPE_FOLDER", "StageClock", "places_of"]
 
 RECIPE_FOLDER = "recipe_folder"
-"""The key of a record's `host` under which a later `compile` finds the held-out data again."""
+MODEL_PATH = "model_path"
+"""Keys of a record's `host`, where a later `compile` finds the held-out data and a local model again."""
+
+
+def places_of(recipe: Recipe) -> dict[str, str]:
+    """Where the files of a recipe lie on this machine, which its resolved form leaves out."""
+    places = {RECIPE_FOLDER: str(recipe.base)}
+    model = recipe.base / os.path.expanduser(recipe.model)
+    if not recipe.model.startswith("package:") and os.path.exists(model):
+        places[MODEL_PATH] = str(model.resolve())
+    return places
 
 
 class StageClock:
@@ -34,18 +45,15 @@ class StageClock:
         seconds = round(time.monotonic() - started, 3)
         self._records.append(StageRecord(name, seconds, name in self._stages.reused))
 
-    def record(self, recipe_folder: Path | None, planned_memory: int | None = None) -> BuildRecord:
-        """The record of everything timed so far; `recipe_folder` is where the recipe's files lie."""
+    def record(self, places: Mapping[str, str], planned_memory: int | None = None) -> BuildRecord:
+        """The record of everything timed so far; `places` says where the recipe's files lie."""
         resources = {"peak_memory_bytes": float(peak_memory())}
         if planned_memory is not None:
             resources["planned_memory_bytes"] = float(planned_memory)
-        host = host_record()
-        if recipe_folder is not None:
-            host[RECIPE_FOLDER] = str(recipe_folder)
         return BuildRecord(
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             seconds=round(time.monotonic() - self._started, 3),
-            host=host,
+            host={**host_record(), **places},
             resources=resources,
             stages=tuple(self._records),
         )

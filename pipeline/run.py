@@ -24,7 +24,7 @@ from gristmill.pipeline.progress import Progress, SilentProgress
 from gristmill.pipeline.prove import Proof, prove
 from gristmill.pipeline.quantize.run import quantize_key, quantize_model
 from gristmill.pipeline.quantize.settings import quantize_settings
-from gristmill.pipeline.record import StageClock
+from gristmill.pipeline.record import StageClock, places_of
 from gristmill.pipeline.stages import StageCache
 from gristmill.pipeline.validate.data import HeldOut, load_held_out
 from gristmill.pipeline.validate.gates import GateResult, evaluate_gates, require_gates
@@ -95,7 +95,7 @@ def build(
             compiled = {engine.target: engine.folder for engine in engines}
             gates = {served: results}
             built = Built(model, digest, samples, paths, compiled, quantized.errors, proof, gates, contract)
-            artifact = package(recipe, built, store, clock.record(recipe.base, memory.total))
+            artifact = package(recipe, built, store, clock.record(places_of(recipe), memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
     return artifact
 

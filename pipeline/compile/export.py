@@ -36,7 +36,8 @@ def export_checkpoint(
     write_checkpoint(out, _Unpacked(opened, HfFolder(checkpoint)), quantized, {}, format)
     verify_checkpoint(out, quantized, {})
     if on_progress is not None:
-        on_progress(len(quantized), len(quantized))
+        layers = len(opened.plan.layers)
+        on_progress(layers, layers)
 
 
 class _Quantized(Mapping[str, QuantizedTensor]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from gristmill.pipeline.calibrate import calibrate
 from gristmill.pipeline.model import BuildModel, open_model
 from gristmill.pipeline.progress import Progress
 from gristmill.pipeline.prove import validate_engines
-from gristmill.pipeline.record import RECIPE_FOLDER
+from gristmill.pipeline.record import MODEL_PATH, RECIPE_FOLDER
 from gristmill.pipeline.stages import StageCache
 from gristmill.pipeline.validate.data import load_held_out
 from gristmill.pipeline.validate.gates import GateResult, evaluate_gates
@@ -25,7 +25,7 @@ from gristmill.recipes.schema import Recipe
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import InputError, OutsideError, RecipeError
 
-__all__ = ["Revalidation", "built_from", "revalidate"]
+__all__ = ["Revalidation", "known_places", "revalidate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +66,35 @@ def revalidate(
     return Revalidation(result, evaluate_gates(recipe.validation.gates.all, result.metrics))
 
 
-def built_from(store: Store, artifact: Artifact) -> Path | None:
-    """The folder of the recipe that the artifact was built from, where the store knows."""
+def known_places(store: Store, artifact: Artifact, recipe_folder: Path | None) -> dict[str, str]:
+    """Where the artifact's build found its recipe and model, as far as the store knows.
+
+    A `recipe_folder` that is given outranks the recorded one.
+    """
     record = store.record(artifact)
-    folder = None if record is None else record.host.get(RECIPE_FOLDER)
-    return None if folder is None else Path(folder)
+    host = {} if record is None else record.host
+    places = {key: host[key] for key in (RECIPE_FOLDER, MODEL_PATH) if key in host}
+    if recipe_folder is not None:
+        places[RECIPE_FOLDER] = str(recipe_folder)
+    return places
 
 
 def _find_recipe(store: Store, artifact: Artifact, named: Path | None) -> Recipe:
     """The artifact's recipe beside its files, whose digests it pins."""
     text = (artifact.folder / "recipe.yaml").read_text(encoding="utf-8")
-    last: RecipeError | None = None
-    for folder in [named] if named is not None else _folders(store, artifact):
+    places = known_places(store, artifact, named)
+    known = [Path(places[RECIPE_FOLDER])] if RECIPE_FOLDER in places else []
+    faults: list[RecipeError] = []
+    for folder in known if named is not None else [*known, presets_folder()]:
         try:
-            return parse_recipe(text, f"recipe of {artifact.name} in {folder}", folder)
+            recipe = parse_recipe(text, f"recipe of {artifact.name} in {folder}", folder)
         except RecipeError as error:
-            last = error
-    assert last is not None, "the presets are always tried"
-    raise last
-
-
-def _folders(store: Store, artifact: Artifact) -> Iterator[Path]:
-    if (folder := built_from(store, artifact)) is not None:
-        yield folder
-    yield presets_folder()
+            faults.append(error)
+            continue
+        if not os.path.exists(folder / recipe.model) and os.path.exists(places.get(MODEL_PATH, "")):
+            return recipe.model_copy(update={"model": places[MODEL_PATH]})
+        return recipe
+    raise faults[0]
 
 
 def _open_original(recipe: Recipe, artifact: Artifact) -> BuildModel:

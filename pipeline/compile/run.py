@@ -17,7 +17,7 @@ from gristmill.artifacts.refs import DEFAULT_TAG
 from gristmill.artifacts.store import Store
 from gristmill.artifacts.verify import require_verified
 from gristmill.pipeline.checkpoint import CHECKPOINT
-from gristmill.pipeline.compile.revalidate import Revalidation, built_from, revalidate
+from gristmill.pipeline.compile.revalidate import Revalidation, known_places, revalidate
 from gristmill.pipeline.compile.stage import StepProgress, require_runnable
 from gristmill.pipeline.compile.target import Target
 from gristmill.pipeline.compile.targets import find_target
@@ -89,7 +89,7 @@ def compile_artifact(
             raise BusyError(
                 f"{artifact.name}:{tag} has moved while {target} was compiled", hint="compile again"
             )
-        record = clock.record(recipe_folder or built_from(store, artifact))
+        record = clock.record(known_places(store, artifact, recipe_folder))
         return store.commit(folder, manifest, tag=tag, name=artifact.name, record=record)
 
 

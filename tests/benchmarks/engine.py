@@ -41,6 +41,7 @@ from tests.benchmarks.demo_model import BUILD
 from tests.benchmarks.engine_report import Measured, json_rows, print_limits, print_profile, print_speeds
 from tests.benchmarks.own_system import OwnSystem
 from tests.benchmarks.peer_systems import LlamaCpp, OpenVino
+from tests.benchmarks.peers import GGUF_TYPES, require_peers
 from tests.benchmarks.random_engine import SHAPES, random_engine
 from tests.benchmarks.roofline import ceiling, count_work
 from tests.benchmarks.table import write_rows
@@ -85,7 +86,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--compute")
     parser.add_argument("--kv-cache-dtype")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--gguf", action="append", default=[], metavar="TYPE")
+    parser.add_argument("--gguf", action="append", default=[], choices=GGUF_TYPES[1:])
     parser.add_argument("--shape", choices=sorted(SHAPES))
     return parser.parse_args()
 
@@ -112,7 +113,7 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
 def _engine_folder(options: argparse.Namespace) -> EngineFolder:
     if options.shape:
         folder = _shape_folder(options.shape)
-        random_engine(options.shape, folder)
+        random_engine(SHAPES[options.shape], folder)
         return EngineFolder(options.shape, NATIVE, folder, folder)
     if options.engine is None:
         return demo_engine(BUILD / "engine", options.target)
@@ -129,11 +130,14 @@ def _shape_folder(shape: str) -> Path:
 def _peers(
     options: argparse.Namespace, threads: int, own: OwnSystem, workloads: Sequence[Workload]
 ) -> list[System]:
+    require_peers()
     elements = own.plan.kv_elements_per_token
     kinds = ["Q4_0", *options.gguf]
+    # Where a machine has tiles, its own choice of arithmetic suits prompts and the other one decoding.
+    precisions = ("default",) if options.quick else ("default", "f32")
     return [
         *(LlamaCpp(kind, threads, elements) for kind in kinds),
-        OpenVino(threads, elements, workloads),
+        *(OpenVino(precision, threads, elements, workloads) for precision in precisions),
     ]
 
 

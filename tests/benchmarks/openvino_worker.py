@@ -19,17 +19,19 @@ import openvino_genai  # type: ignore[import-not-found]
 
 
 def main() -> None:
-    """Load the model of the command line: folder, threads, cache in GB, batched tokens."""
-    folder, threads, cache, batched = sys.argv[1], *map(int, sys.argv[2:5])
+    """Load what the command line says: folder, precision, threads, cache in GB, batched tokens."""
+    folder, precision = sys.argv[1:3]
+    threads, cache, batched = map(int, sys.argv[3:6])
+    properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
+    if precision != "default":
+        properties["INFERENCE_PRECISION_HINT"] = precision
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = cache
     scheduler.max_num_batched_tokens = batched
     scheduler.max_num_seqs = 256
     scheduler.enable_prefix_caching = False
     start = time.perf_counter()
-    pipeline = openvino_genai.ContinuousBatchingPipeline(
-        folder, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
-    )
+    pipeline = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
     _say(
         {
             "version": openvino.__version__,

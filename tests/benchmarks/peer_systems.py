@@ -75,14 +75,15 @@ class LlamaCpp:
 class OpenVino:
     """One process with a continuous-batching pipeline, which waits for work between measurements."""
 
-    def __init__(self, threads: int, kv_elements: int, workloads: Sequence[Workload]) -> None:
-        self.name = "OpenVINO int4"
+    def __init__(self, precision: str, threads: int, kv_elements: int, workloads: Sequence[Workload]) -> None:
+        """`precision` is that of its arithmetic: f32, bf16, or default for what it chooses."""
+        self.name = "OpenVINO int4" if precision == "default" else f"OpenVINO {precision}"
         tokens = max(workload.batch * (workload.context + 256) for workload in workloads)
         cache = max(2, -(-tokens * kv_elements * 2 >> 30))
         script = Path(__file__).with_name("openvino_worker.py")
         command = [str(environment_python("openvino")), str(script), str(OPENVINO_MODEL)]
         self._process = subprocess.Popen(
-            [*command, str(threads), str(cache), str(_BATCHED_TOKENS)],
+            [*command, precision, str(threads), str(cache), str(_BATCHED_TOKENS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

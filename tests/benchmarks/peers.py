@@ -32,11 +32,13 @@ __all__ = [
     "gguf_model",
     "llama_environment",
     "llama_tool",
+    "require_peers",
 ]
 
 PEERS = ROOT / "build" / "peers"
 MODELS = PEERS / "models"
 OPENVINO_MODEL = MODELS / "openvino-int4"
+ENVIRONMENTS = ("llama-cpp", "openvino")
 GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0")
 """Q4_1 is the package's own file."""
 
@@ -46,7 +48,7 @@ _PACKAGE = MODEL.removeprefix("package:")
 
 def main() -> None:
     """Make what is missing."""
-    for name in ("llama-cpp", "openvino"):
+    for name in ENVIRONMENTS:
         _make_environment(name)
     _repair_llama()
     MODELS.mkdir(exist_ok=True)
@@ -77,6 +79,13 @@ def llama_tool(name: str) -> Path:
 def llama_environment() -> dict[str, str]:
     """The environment in which llama.cpp's programs find their libraries."""
     return {**os.environ, "LD_LIBRARY_PATH": str(_llama_folder())}
+
+
+def require_peers() -> None:
+    """End the program with what to do unless everything is there."""
+    files = [OPENVINO_MODEL, *map(gguf_model, GGUF_TYPES), *map(environment_python, ENVIRONMENTS)]
+    if missing := [path for path in files if not path.exists()]:
+        raise SystemExit(f"{missing[0]} is missing; `make bench-peers` makes it, --alone does without")
 
 
 def _llama_folder() -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,7 +29,7 @@ from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 
 __all__ = ["SHAPES", "random_engine"]
 
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES: Mapping[str, Mapping[str, Any]] = {
     "7b": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -53,11 +53,11 @@ _PAGE = 4096
 _LINE = 64
 
 
-def random_engine(shape: str, folder: Path) -> EngineFile:
-    """The engine of a shape in `folder`, written if it is not there: int4, groups of 64, int8 head."""
+def random_engine(config: Mapping[str, Any], folder: Path) -> EngineFile:
+    """An engine for a `config.json`, written into `folder` if it is not there: int4 g64, int8 head."""
     if not (folder / PLAN_FILE).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        engine = _lay_out(plan_model(SHAPES[shape]), folder / WEIGHTS_FILE)
+        engine = _lay_out(plan_model(config), folder / WEIGHTS_FILE)
         unfinished = engine.path.with_suffix(".unfinished")
         with unfinished.open("wb") as file:
             _fill(file, engine)

@@ -14,7 +14,7 @@ from gristmill.cli import look
 def test_help_lists_every_command_and_exits_0(gristmill) -> None:
     outcome = gristmill("--help")
     assert outcome.code == 0
-    for name in ("build", "list", "inspect", "verify", "chat", "generate", "serve", "doctor"):
+    for name in ("build", "compile", "list", "inspect", "verify", "chat", "generate", "serve", "doctor"):
         assert name in outcome.out
 
 

@@ -91,7 +91,8 @@ def _readable(found: dict[str, Any]) -> dict[str, object]:
         "base model": f"{base['source']} {base['digest'][:19]}",
         "schemes": ", ".join(f"{name} ({count} layers)" for name, count in found["schemes"].items()),
         "bits a weight": f"{bits['quantized_layers']:.2f} quantized, {bits['whole_model']:.2f} whole model",
-        "size": f"{human_bytes(sizes['total'])} (checkpoint {human_bytes(sizes['checkpoint'])})",
+        "size": f"{human_bytes(sizes['total'])} (checkpoint {human_bytes(sizes['checkpoint'])}, "
+        f"engines {human_bytes(sizes['engines'])})",
         "engines": ", ".join(f"{e['target']} ({e['compute']})" for e in found["engines"]) or "-",
         "calibration": f"{calibration['prompts']} prompts, {calibration['tokens']} tokens"
         if calibration

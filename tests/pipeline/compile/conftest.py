@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.checkpoint import plan_shapes
 from gristmill.runtime.executors.native.engine_file import EngineFile, StoredLayer, StoredTensor, StoredWeight
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.kernels.layout import TILE_ROWS, WeightForm, padded_rows, unpack_weight
 from gristmill.runtime.model_plan import LayerPlan
-from gristmill.runtime.safetensors_writer import TensorSpec, write_safetensors
-from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
+from gristmill.runtime.scheme import QuantizedTensor
 from gristmill.runtime.sources.hf_folder import HfFolder
+from tests.tiny_checkpoints import DTYPES, SchemeOf, random_quantized, write_random
 
 Arrays = dict[str, NDArray[Any]]
-SchemeOf = Callable[[str], QuantScheme | None]
 MakeCheckpoint = Callable[..., Path]
 
 _SIZES: dict[str, Any] = {
@@ -61,7 +57,6 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 20},
     "smollm3": {"model_type": "smollm3"},
 }
-_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -74,25 +69,7 @@ def write_plain(folder: Path, family: str, **changes: Any) -> Path:
     """A folder with random weights; `changes` to its `config.json`."""
     model_type = FAMILIES[family]["model_type"]
     config = {**_SIZES, "architectures": [_CLASSES[model_type]], **FAMILIES[family], **changes}
-    random, dtype = np.random.default_rng(0), np.dtype(_DTYPES[config["dtype"]])
-    shapes = plan_shapes(plan_model(config))
-    tensors = {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-    folder.mkdir(parents=True)
-    specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
-    write_safetensors(folder / "model.safetensors", specs, tensors.items())
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")  # a source must have one; nothing here reads it
-    return folder
-
-
-def random_quantized(scheme: QuantScheme, rows: int, columns: int, seed: int = 0) -> QuantizedTensor:
-    """Random codes, with scales that the scheme's type holds."""
-    random = np.random.default_rng(seed)
-    groups = (rows, scheme.num_groups(columns))
-    scales = random.uniform(1e-3, 1, groups).astype(_DTYPES[scheme.scale_dtype]).astype(np.float32)
-    codes = random.integers(0, scheme.max_code + 1, (rows, columns), np.uint8)
-    zeros = None if scheme.symmetric else random.integers(0, scheme.max_code + 1, groups, np.uint8)
-    return QuantizedTensor(scheme, codes, scales, zeros)
+    return write_random(folder, config)
 
 
 @pytest.fixture
@@ -116,7 +93,7 @@ def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
 
 
 def stored_array(engine: EngineFile, tensor: StoredTensor) -> NDArray[Any]:
-    dtype = np.dtype(_DTYPES[tensor.dtype])
+    dtype = np.dtype(DTYPES[tensor.dtype])
     data = engine.path.read_bytes()[tensor.offset : tensor.offset + tensor.bytes]
     return np.frombuffer(data, dtype).reshape(tensor.shape)
 

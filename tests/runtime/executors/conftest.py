@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from gristmill.runtime.architectures import plan_model
@@ -105,6 +104,8 @@ class TinyModel:
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """The oracle's logits of one sequence, float32 [tokens, vocab]."""
+        import torch
+
         with torch.no_grad():
             logits: NDArray[np.float32] = self.oracle(torch.tensor([token_ids])).logits[0].numpy()
         return logits
@@ -124,6 +125,7 @@ def tiny_model() -> Callable[[str], TinyModel]:
 
 
 def _make_tiny_model(model_type: str, changes: dict[str, Any]) -> TinyModel:
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(model_type, **{**_SIZES, **changes})
