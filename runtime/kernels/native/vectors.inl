@@ -75,7 +75,8 @@ inline __m256i fold_max_bits(Floats a) {
 inline __m128i to_s8(Floats a) { return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)); }
 inline __m256i to_s8(Floats a, Floats b) {
   const __m512i words = _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
-  const __m256i bytes = _mm256_packs_epi16(_mm512_castsi512_si256(words), _mm512_extracti64x4_epi64(words, 1));
+  const __m256i upper = _mm512_extracti64x4_epi64(words, 1);
+  const __m256i bytes = _mm256_packs_epi16(_mm512_castsi512_si256(words), upper);
   return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7));
 }
 inline __m256i to_f16(Floats a) { return _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT); }
