@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from gristmill.runtime.executors.base import Executor, ExecutorInfo, SequenceSte
 from gristmill.runtime.generation import Generation
 from gristmill.runtime.outputs import FinishReason, OutputDelta
 from gristmill.runtime.sampling.params import SamplingParams
+from gristmill.runtime.sampling.sampler import SampledToken, sample_rows
 from gristmill.runtime.settings import EngineSettings
 from gristmill.runtime.tokenizer import Tokenizer
 
@@ -206,19 +208,38 @@ class LLMEngine:
             return None
 
     def _accept(self, chunks: Sequence[Chunk], logits: NDArray[np.float32]) -> None:
-        """Give each request its rows; a fault in one ends that one alone."""
+        """Give each request its rows and tokens; a fault in one ends that one alone."""
+        outcomes = self._sample(chunks, logits)
         row = 0
-        for chunk in chunks:
+        for chunk, outcome in zip(chunks, outcomes, strict=True):
             generation = self._generations[chunk.request.request_id]
             rows = logits[row : row + _num_rows(chunk)]
             row += _num_rows(chunk)
             try:
-                delta = generation.accept(chunk, rows)
+                if chunk.logits == "all":
+                    generation.score(chunk, rows)
+                if isinstance(outcome, GristmillError):
+                    raise outcome
+                delta = generation.accept(chunk, outcome)
             except GristmillError as error:
                 self._end(generation, "error", error)
                 continue
             if delta is not None:
                 self._report(generation, delta)
+
+    def _sample(
+        self, chunks: Sequence[Chunk], logits: NDArray[np.float32]
+    ) -> list[SampledToken | GristmillError | None]:
+        """For each chunk the token that its last row chooses, or the error; None where none is due."""
+        ends = list(accumulate(_num_rows(chunk) for chunk in chunks))
+        generations = [self._generations[chunk.request.request_id] for chunk in chunks]
+        places = [i for i, chunk in enumerate(chunks) if generations[i].samples(chunk)]
+        rows = [ends[i] - 1 for i in places]
+        states = [generations[i].sampler_state for i in places]
+        outcomes: list[SampledToken | GristmillError | None] = [None] * len(chunks)
+        for i, outcome in zip(places, sample_rows(logits, rows, states), strict=True):
+            outcomes[i] = outcome
+        return outcomes
 
     def _end(self, generation: Generation, reason: FinishReason, error: Exception | None = None) -> None:
         self._report(generation, generation.end(reason, error))

@@ -10,8 +10,8 @@ from gristmill.runtime.detokenizer import Detokenizer
 from gristmill.runtime.outputs import FinishReason, OutputDelta
 from gristmill.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
 from gristmill.runtime.sampling.params import SamplingParams
-from gristmill.runtime.sampling.sampler import SampledToken, sample
-from gristmill.runtime.sampling.state import SamplerState
+from gristmill.runtime.sampling.sampler import SampledToken
+from gristmill.runtime.sampling.state import make_sampler_state
 from gristmill.runtime.sampling.stop import StopStrings
 from gristmill.runtime.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ class Generation:
         ends = set(params.stop_token_ids)
         self._eos_token_ids = frozenset(() if params.ignore_eos else tokenizer.eos_token_ids)
         self._end_token_ids = self._eos_token_ids | ends
-        self._state = SamplerState(
+        self.sampler_state = make_sampler_state(
             params,
             seed=params.seed,
             index=index,
@@ -52,36 +52,32 @@ class Generation:
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._prompt_logprobs: list[TokenLogprobs | None] = []
 
-    def accept(self, chunk: Chunk, rows: NDArray[np.float32]) -> OutputDelta | None:
-        """Take a step's rows of logits; None while the prompt is not complete.
+    def score(self, chunk: Chunk, rows: NDArray[np.float32]) -> None:
+        """Take the rows of a scored prompt's chunk. Raises InternalError for logits that are not numbers."""
+        if chunk.start == 0:  # also when a preempted request begins again
+            self._prompt_logprobs = [None]
+        # The row at a position judges the token after it; the prompt's last row judges the answer.
+        token_ids = chunk.request.prompt_token_ids[chunk.start + 1 : chunk.start + 1 + len(rows)]
+        self._prompt_logprobs += token_logprobs(rows, token_ids, self._params.prompt_logprobs or 0)
 
-        Raises InternalError for logits that are not numbers and RequestError for
-        settings that leave no token.
-        """
-        if chunk.logits == "all":
-            self._score(chunk.start, rows)
+    def samples(self, chunk: Chunk) -> bool:
+        """True when the chunk's last row chooses a token."""
+        return chunk.completes and self.request.max_tokens > 0
+
+    def accept(self, chunk: Chunk, sampled: SampledToken | None) -> OutputDelta | None:
+        """What a chunk and its token, if it `samples` one, add; None while the prompt is incomplete."""
         if not chunk.completes:
             return None
         scores = tuple(self._prompt_logprobs) if self.request.score_prompt else None
         self.request.score_prompt = False
-        if self.request.max_tokens == 0:
+        if sampled is None:
             return self._delta(finish_reason="length", prompt_logprobs=scores)
-        sampled = sample(rows[-1], self._state)
         self.request.token_ids.append(sampled.token_id)
         return self._extend(sampled, scores)
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> OutputDelta:
         """The last delta of an answer that ends from outside: what was held back, and why it ends."""
         return self._delta(text=self._flush(), finish_reason=reason, error=error)
-
-    def _score(self, start: int, rows: NDArray[np.float32]) -> None:
-        """Log probabilities of prompt tokens; the row at a position judges the token after it."""
-        if start == 0:  # also when a preempted request begins again
-            self._prompt_logprobs = [None]
-        prompt = self.request.prompt_token_ids
-        count = self._params.prompt_logprobs or 0
-        for row, token_id in zip(rows, prompt[start + 1 :], strict=False):  # the last row judges the answer
-            self._prompt_logprobs.append(token_logprobs(row, token_id, count))
 
     def _extend(
         self, sampled: SampledToken, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None

@@ -9,7 +9,8 @@
 #include "kv_load.inl"
 
 constexpr int kSpanUnits = kSpanTokens / kUnitTokens;
-constexpr int kAheadUnits = 8;  // entries behind the span's units, so that prefetching needs no bounds
+constexpr int kAheadUnits = 4;  // how far memory is asked for before it is needed
+constexpr int kListedUnits = kSpanUnits + 2 * kAheadUnits;
 // Sixteen floats more than needed: at a power of two all rows would fall into the same cache sets.
 constexpr int kScoreStride = kSpanTokens + 16;
 constexpr int kQueryStride = kMostHeadDim + 16;
@@ -32,7 +33,11 @@ struct Span {
   const AttendRows* call;
   int first_unit;  // units of the span that some row sees
   int last_unit;   // -1 if there are none
-  const uint8_t* units[kSpanUnits + kAheadUnits];
+  const uint8_t* units[kSpanUnits];
+  // What to prefetch instead of keys and values of unit u. Behind the last unit's keys come the first
+  // unit's values, and behind the last unit's values the keys of the next span.
+  const uint8_t* key_ahead[kListedUnits];
+  const uint8_t* value_ahead[kListedUnits];
   int begin[kMostAttendRows];  // tokens of the span that the row sees: begin .. end - 1
   int end[kMostAttendRows];
   alignas(64) float queries[kMostAttendRows * kQueryStride];
@@ -58,7 +63,7 @@ void score_rows(Span& s, int first) {
 #pragma GCC unroll 4
     for (int u = 0; u < U; ++u) {
       keys[u] = s.units[least(unit + u, s.last_unit)];
-      ahead[u] = s.units[unit + U + u];
+      ahead[u] = s.key_ahead[unit + U + u];
     }
     Floats sums[R][U];
 #pragma GCC unroll 12
@@ -107,7 +112,8 @@ inline Floats hide(Floats score, int begin, int end, int token) {
 template <class Kv>
 void softmax_row(Span& s, int row, AttendState& state) {
   const KvLayout& kv = s.call->layout;
-  const int begin = s.begin[row], end = s.end[row];
+  const int begin = s.begin[row];
+  const int end = s.end[row];
   const Floats scale = broadcast(s.call->scale);
   const Floats cap = broadcast(s.call->softcap);
   float* scores = s.scores + row * kScoreStride;
@@ -162,7 +168,7 @@ void add_values(const Span& s, int first, int begin, int end, int d, AttendState
   if (t < end && t % 2 != 0) add_one(t++);
   for (; t + 1 < end; t += 2) {
     const uint8_t* values = s.units[t / kUnitTokens] + offset;
-    const uint8_t* ahead = s.units[t / kUnitTokens + 2] + offset;
+    const uint8_t* ahead = s.value_ahead[t / kUnitTokens + kAheadUnits];
     Floats a[C], b[C];
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
@@ -257,7 +263,9 @@ void attend_rows(Span& s, AttendState* states) {
 inline void open_span(const AttendRows& rows, int span, Span& s) {
   s.call = &rows;
   const int start = span * kSpanTokens;
-  int begin = kSpanTokens, end = 0, last_position = 0;
+  int begin = kSpanTokens;
+  int end = 0;
+  int last_position = 0;
   for (int r = 0; r < rows.rows; ++r) {
     const int position = rows.positions[r];
     s.begin[r] = rows.window > 0 ? most(position - rows.window + 1 - start, 0) : 0;
@@ -269,8 +277,17 @@ inline void open_span(const AttendRows& rows, int span, Span& s) {
   }
   s.first_unit = begin / kUnitTokens;
   s.last_unit = end > 0 ? (end - 1) / kUnitTokens : -1;
-  for (int u = s.first_unit; u < kSpanUnits + kAheadUnits; ++u)
-    s.units[u] = rows.units[least(span * kSpanUnits + u, last_position / kUnitTokens)];
+  if (s.last_unit < 0) return;
+  const int values = rows.layout.values;
+  const int last_of_all = last_position / kUnitTokens;
+  for (int u = s.first_unit; u <= s.last_unit; ++u) {
+    s.units[u] = s.key_ahead[u] = rows.units[span * kSpanUnits + u];
+    s.value_ahead[u] = s.units[u] + values;
+  }
+  for (int u = s.last_unit + 1; u < kListedUnits; ++u) {
+    s.key_ahead[u] = s.value_ahead[least(s.first_unit + u - s.last_unit - 1, s.last_unit)];
+    s.value_ahead[u] = rows.units[least(span * kSpanUnits + u, last_of_all)];
+  }
 }
 
 inline void copy_queries(const AttendRows& rows, Span& s) {

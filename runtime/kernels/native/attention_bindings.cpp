@@ -52,7 +52,7 @@ py::tuple fill_panel(const std::string& isa, const std::string& form_name, const
   require(x.ndim() == 2 && x.shape(1) % kActivationGroup == 0, "x: expected [tokens, a multiple of 32]");
   const py::ssize_t columns = x.shape(1);
   const bool known_width = width == 1 || width == 2 || width == 4 || width == 8 || width == 16;
-  require(known_width && x.shape(0) <= width, "width: expected 1, 2, 4, 8 or 16, and no more tokens than that");
+  require(known_width && x.shape(0) <= width, "width: expected 1, 2, 4, 8 or 16, and no more tokens");
   const py::ssize_t bytes = form == ActivationForm::int8 ? 1 : form == ActivationForm::bfloat16 ? 2 : 4;
   Array<uint8_t> values(columns * width * bytes);
   Array<float> scales({columns / kActivationGroup, static_cast<py::ssize_t>(width)});
@@ -101,7 +101,8 @@ void store_tile(const std::string& isa, const Array<float>& a, Array<float>& y, 
                 const std::optional<Array<float>>& bias) {
   const KernelTable& table = select_table(isa);
   require(a.ndim() == 2 && a.shape(1) == kTileRows, "a: expected [tokens, 32]");
-  require(y.ndim() == 2 && y.shape(0) == a.shape(0) && y.shape(1) <= kTileRows, "y: expected [tokens, n <= 32]");
+  require(y.ndim() == 2 && y.shape(0) == a.shape(0) && y.shape(1) <= kTileRows,
+          "y: expected [tokens, n <= 32]");
   if (bias) require_shape(*bias, {y.shape(1)}, "bias");
   table.store_tile(a.data(), static_cast<int>(a.shape(0)), static_cast<int>(y.shape(1)),
                    bias ? bias->data() : nullptr, add, y.mutable_data(), y.shape(1));
@@ -136,11 +137,12 @@ KvLayout kv_layout(const std::string& type, int head_dim, float key_scale, float
 }
 
 void require_units(const KvLayout& layout, const Array<uint8_t>& units) {
-  require(units.ndim() == 2 && units.shape(1) == layout.unit_bytes, "units: expected [units, bytes of a unit]");
+  require(units.ndim() == 2 && units.shape(1) == layout.unit_bytes,
+          "units: expected [units, bytes of a unit]");
 }
 
-void append(const std::string& isa, const KvLayout& layout, Array<uint8_t>& units, py::ssize_t unit, int slot,
-            const Array<float>& key, const Array<float>& value) {
+void append(const std::string& isa, const KvLayout& layout, Array<uint8_t>& units, py::ssize_t unit,
+            int slot, const Array<float>& key, const Array<float>& value) {
   const KernelTable& table = select_table(isa);
   require_units(layout, units);
   require(unit >= 0 && unit < units.shape(0) && slot >= 0 && slot < kUnitTokens, "no such slot in the units");
@@ -150,8 +152,8 @@ void append(const std::string& isa, const KvLayout& layout, Array<uint8_t>& unit
 }
 
 // Attention of rows `first` .. `first + count` over all spans, into out.
-void attend_block(const KernelTable& table, AttendRows rows, const Array<float>& queries, int first, int count,
-                  float* out) {
+void attend_block(const KernelTable& table, AttendRows rows, const Array<float>& queries, int first,
+                  int count, float* out) {
   const int dim = rows.layout.padded_dim;
   std::vector<float> weighted(static_cast<size_t>(2) * count * dim);
   std::vector<AttendState> totals(count), states(count);
@@ -179,8 +181,10 @@ Array<float> attend(const std::string& isa, const KvLayout& layout, const Array<
                     const Array<int32_t>& unit_indices, float scale, int window, float softcap) {
   const KernelTable& table = select_table(isa);
   require_units(layout, units);
-  require(queries.ndim() == 2 && queries.shape(1) == layout.head_dim, "queries: expected [rows, head_dim]");
-  require(unit_indices.ndim() == 1 && window >= 0 && softcap >= 0.0f, "unit_indices, window or softcap are wrong");
+  require(queries.ndim() == 2 && queries.shape(1) == layout.head_dim,
+          "queries: expected [rows, head_dim]");
+  require(unit_indices.ndim() == 1, "unit_indices: expected one row");
+  require(window >= 0 && softcap >= 0.0f, "window and softcap: expected 0 for none, or more");
   require_shape(positions, {queries.shape(0)}, "positions");
   std::vector<const uint8_t*> table_of_units;
   for (py::ssize_t u = 0; u < unit_indices.shape(0); ++u) {

@@ -19,6 +19,7 @@ uint32_t encode_small(const SmallFloat& format, float x) {
   const uint32_t sign = std::signbit(x) ? 1u << format.sign_bit : 0u;
   if (std::isnan(x)) return sign | format.nan;
   if (std::isinf(x)) return sign | format.most;
+  if (x == 0.0f) return sign;
   int exponent = 0;
   std::frexp(x, &exponent);  // |x| < 2^exponent
   const int power = exponent - 1 > format.lowest ? exponent - 1 : format.lowest;

@@ -53,24 +53,26 @@ void split_item(const AttendItem& whole, AttendPlan& plan) {
 void lay_out(const StepInput& input, const Model& model, int num_blocks, int block_size, Batch& batch) {
   batch.input = input;
   batch.positions.clear();
-  batch.sequence_of.clear();
   batch.first_tokens.clear();
   batch.units.clear();
   batch.unit_starts.clear();
+  batch.appends.clear();
   const int units_per_block = block_size / kUnitTokens;
   for (int s = 0; s < input.sequences; ++s) {
     check_sequence(input, s, model, num_blocks, block_size);
     batch.first_tokens.push_back(static_cast<int32_t>(batch.positions.size()));
     batch.unit_starts.push_back(static_cast<int32_t>(batch.units.size()));
-    for (int i = 0; i < input.lengths[s]; ++i) {
-      batch.positions.push_back(input.starts[s] + i);
-      batch.sequence_of.push_back(s);
-    }
     const int32_t* table = input.block_ids + input.table_starts[s];
-    const int units = (input.starts[s] + input.lengths[s] - 1) / kUnitTokens + 1;
-    for (int u = 0; u < units; ++u) {
-      batch.units.push_back(table[u / units_per_block] * units_per_block + u % units_per_block);
+    const auto unit_of = [&](int u) { return table[u / units_per_block] * units_per_block + u % units_per_block; };
+    for (int i = 0; i < input.lengths[s]; ++i) {
+      const int position = input.starts[s] + i;
+      const int token = static_cast<int>(batch.positions.size());
+      if (i == 0 || position % kUnitTokens == 0) batch.appends.push_back({token, 0, unit_of(position / kUnitTokens)});
+      ++batch.appends.back().tokens;
+      batch.positions.push_back(position);
     }
+    const int units = (input.starts[s] + input.lengths[s] - 1) / kUnitTokens + 1;
+    for (int u = 0; u < units; ++u) batch.units.push_back(unit_of(u));
   }
   require(static_cast<int>(batch.positions.size()) == input.tokens, "tokens of all sequences", input.tokens);
   for (int t = 0; t < input.tokens; ++t) {

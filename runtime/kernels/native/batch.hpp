@@ -49,13 +49,21 @@ struct AttendPlan {
   int32_t partials = 0;  // states
 };
 
+// Consecutive tokens (flattened) that go into one cache unit: one thread appends them, since neighbours
+// may share a byte.
+struct AppendRun {
+  int32_t first_token;
+  int32_t tokens;
+  int32_t unit;
+};
+
 struct Batch {
   StepInput input;
   std::vector<int32_t> positions;     // of each flattened token
-  std::vector<int32_t> sequence_of;   // of each flattened token
   std::vector<int32_t> first_tokens;  // of each sequence, flattened
   std::vector<int32_t> units;         // cache units of all sequences, in order of position
   std::vector<int32_t> unit_starts;   // of each sequence in `units`
+  std::vector<AppendRun> appends;
 };
 
 // Throws std::invalid_argument for a token, position or block outside the model or the cache.

@@ -1,5 +1,4 @@
 // What each part of the module adds to it.
-// The parts of the Python module, one function a part.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,7 +6,9 @@
 namespace gristmill {
 
 void bind_engine(pybind11::module_& m);
+void bind_measures(pybind11::module_& m);
 void bind_linear_kernels(pybind11::module_& m);
 void bind_attention_kernels(pybind11::module_& m);  // and elementwise ones
+void bind_sampling(pybind11::module_& m);
 
 }  // namespace gristmill

@@ -8,15 +8,21 @@
 // w of token t (4 int8, 2 bfloat16 or 1 float) stands at w * width + t. So a panel is made of blocks of
 // eight words of every token.
 
-// 32 floats as int8; `scale` is max|x| / 127, not finite if any x is not.
-inline __m256i quantize_group(const float* x, float* scale) {
+// 32 floats as int8; `peak` is max|x|, not finite if any x is not.
+inline __m256i quantize_group(const float* x, float* peak) {
   const Floats a = load(x);
   const Floats b = load(x + 16);
-  const float most = max_bits_lanes(max_bits(magnitude(a), magnitude(b)));
-  // Where 127 / most overflows, every x times this is still at most 127.
-  const float inverse = 127.0f / most < __FLT_MAX__ ? 127.0f / most : __FLT_MAX__;
-  *scale = most / 127.0f;
-  return to_s8(mul(a, broadcast(inverse)), mul(b, broadcast(inverse)));
+  *peak = max_bits_lanes(max_bits(magnitude(a), magnitude(b)));
+  const float inverse = 127.0f / *peak;
+  // Where 127 / peak overflows (peak < 2^-121), codes are smaller than they should be, not infinite.
+  const Floats factor = broadcast(inverse < __FLT_MAX__ ? inverse : __FLT_MAX__);
+  return to_s8(mul(a, factor), mul(b, factor));
+}
+
+// Peaks become scales, sixteen in one division.
+inline void scale_peaks(float* scales, int count) {
+  for (int i = 0; i < count; i += 16)
+    store_first(scales + i, div(load_first(scales + i, count - i), broadcast(127.0f)), count - i);
 }
 
 inline int32_t sum_s8(__m256i a) {
@@ -66,19 +72,21 @@ inline void put_block(const __m256i* block, int width, uint32_t* out) {
 
 inline void fill_panel_int8(const float* x, int64_t stride, int tokens, int width, int columns,
                             uint32_t* values, float* scales, int32_t* sums) {
+  const int groups = columns / kActivationGroup;
   __m256i block[kMostPanelTokens];
   for (int t = tokens; t < width; ++t) block[t] = _mm256_setzero_si256();
-  for (int g = 0; g < columns / kActivationGroup; ++g, scales += width, sums += width) {
+  for (int g = 0; g < groups; ++g) {
     for (int t = 0; t < tokens; ++t) {
-      block[t] = quantize_group(x + t * stride + g * kActivationGroup, scales + t);
-      sums[t] = sum_s8(block[t]);
+      block[t] = quantize_group(x + t * stride + g * kActivationGroup, scales + g * width + t);
+      sums[g * width + t] = sum_s8(block[t]);
     }
     for (int t = tokens; t < width; ++t) {
-      scales[t] = 0.0f;
-      sums[t] = 0;
+      scales[g * width + t] = 0.0f;
+      sums[g * width + t] = 0;
     }
     put_block(block, width, values + static_cast<int64_t>(g) * 8 * width);
   }
+  scale_peaks(scales, groups * width);
 }
 
 // The widest panel holds int8 token by token.
@@ -88,13 +96,14 @@ inline void fill_rows_int8(const float* x, int64_t stride, int tokens, int colum
   for (int t = 0; t < kMostPanelTokens; ++t) {
     for (int g = 0; g < groups; ++g) {
       __m256i codes = _mm256_setzero_si256();
-      float scale = 0.0f;
-      if (t < tokens) codes = quantize_group(x + t * stride + g * kActivationGroup, &scale);
+      float peak = 0.0f;
+      if (t < tokens) codes = quantize_group(x + t * stride + g * kActivationGroup, &peak);
       store_words(values + (static_cast<int64_t>(t) * groups + g) * 8, codes);
-      scales[g * kMostPanelTokens + t] = scale;
+      scales[g * kMostPanelTokens + t] = peak;
       sums[g * kMostPanelTokens + t] = sum_s8(codes);
     }
   }
+  scale_peaks(scales, groups * kMostPanelTokens);
 }
 
 inline __m256i words_of(ActivationForm form, const float* x) {

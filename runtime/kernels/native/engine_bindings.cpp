@@ -7,6 +7,7 @@
 
 #include "bindings.hpp"
 #include "engine.hpp"
+#include "measure.hpp"
 
 namespace py = pybind11;
 
@@ -214,6 +215,32 @@ class PyEngine {
 };
 
 }  // namespace
+
+void bind_measures(py::module_& m) {
+  m.def(
+      "measure_bandwidth",
+      [](int threads, int64_t bytes) {
+        if (threads < 1 || bytes < (1 << 20)) throw std::invalid_argument("at least a thread and a megabyte");
+        return measure_bandwidth(threads, bytes) / 1e9;
+      },
+      py::arg("threads"), py::arg("bytes"), py::call_guard<py::gil_scoped_release>(),
+      "GB/s that the threads together read from memory.");
+  m.def(
+      "measure_compute",
+      [](const std::string& isa, int threads) {
+        if (threads < 1) throw std::invalid_argument("at least a thread");
+        const KernelTable& kernels = select_table(isa);
+        std::map<std::string, double> result;
+        for (auto [name, form] : {std::pair{"int8", ActivationForm::int8},
+                                  std::pair{"bfloat16", ActivationForm::bfloat16},
+                                  std::pair{"float32", ActivationForm::float32}}) {
+          result[name] = measure_compute(kernels, form, threads);
+        }
+        return result;
+      },
+      py::arg("isa"), py::arg("threads"), py::call_guard<py::gil_scoped_release>(),
+      "Multiply-adds a second of the threads together, by form of input.");
+}
 
 void bind_engine(py::module_& m) {
   m.def("effective_threads", effective_threads, "Threads that affinity and the control group's quota grant.");

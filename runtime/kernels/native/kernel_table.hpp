@@ -153,6 +153,10 @@ struct KernelTable {
   // A weight's row as float [columns]: embedding look-up of float tables.
   void (*widen)(WeightKind kind, const void* row, int n, float* out);
 
+  // Runs independent multiply-adds on registers for `rounds` rounds and says how many they were: the
+  // most that this instruction set can do with inputs of that form.
+  int64_t (*multiply_adds)(ActivationForm form, int64_t rounds);
+
   // Index of the largest value, the first of equals; -1 if any value is not finite.
   int64_t (*argmax)(const float* x, int64_t n);
 };

@@ -15,38 +15,22 @@
 
 namespace gristmill {
 namespace {
-#if __has_include("vectors.inl")
 #include "vectors.inl"
-#endif
-#if __has_include("elementwise.inl")
 #include "elementwise.inl"
-#endif
-#if __has_include("attention.inl")
 #include "attention.inl"
-#endif
-#if __has_include("linear_float.inl")
 #include "linear_float.inl"
-#endif
-#if __has_include("linear_int8_avx2.inl")
 #include "linear_int8_avx2.inl"
-#endif
+#include "peak.inl"
 
 KernelTable make_table() {
   KernelTable table{};
   table.name = "avx2-vnni";
   table.panel = 8;
-#if __has_include("elementwise.inl")
   set_elementwise_kernels(table);
-#endif
-#if __has_include("attention.inl")
   set_attention_kernels(table);
-#endif
-#if __has_include("linear_float.inl")
   set_linear_float_kernels(table);
-#endif
-#if __has_include("linear_int8_avx2.inl")
   set_linear_int8_kernels(table);
-#endif
+  set_peak_kernels(table);
   return table;
 }
 

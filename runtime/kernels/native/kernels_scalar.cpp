@@ -9,29 +9,19 @@
 
 namespace gristmill {
 namespace {
-#if __has_include("elementwise_scalar.inl")
 #include "elementwise_scalar.inl"
-#endif
-#if __has_include("attention_scalar.inl")
 #include "attention_scalar.inl"
-#endif
-#if __has_include("linear_scalar.inl")
 #include "linear_scalar.inl"
-#endif
+#include "peak_scalar.inl"
 
 KernelTable make_table() {
   KernelTable table{};
   table.name = "scalar";
   table.panel = 8;
-#if __has_include("elementwise_scalar.inl")
   set_elementwise_kernels(table);
-#endif
-#if __has_include("attention_scalar.inl")
   set_attention_kernels(table);
-#endif
-#if __has_include("linear_scalar.inl")
   set_linear_scalar_kernels(table);
-#endif
+  set_peak_kernels(table);
   return table;
 }
 

@@ -46,8 +46,10 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw std::invalid_argument(what);
 }
 
-void require_bytes(const std::string& what, int64_t found, int64_t expected) {
-  require(found == expected, what + ": found " + std::to_string(found) + ", expected " + std::to_string(expected));
+void require_equal(const std::string& what, int64_t found, int64_t expected) {
+  if (found == expected) return;
+  throw std::invalid_argument(what + ": found " + std::to_string(found) + ", expected " +
+                              std::to_string(expected));
 }
 
 WeightKind kind_named(const std::string& name) {
@@ -158,10 +160,10 @@ py::array_t<float> linear_panel(const std::string& isa, const std::string& kind,
   const int padded = (x.panels - 1) * panel + last;
   const int64_t numbers = static_cast<int64_t>(padded) * columns;
   const int64_t groups = x.form == ActivationForm::int8 ? numbers / kActivationGroup : 0;
-  require_bytes("bytes of packed weights", packed.size(), rows / kTileRows * weight.tile_bytes);
-  require_bytes("bytes of values", values.size(), numbers * value_bytes(x.form));
-  require_bytes("number of scales", scales.size(), groups);
-  require_bytes("number of sums", sums.size(), groups);
+  require_equal("bytes of packed weights", packed.size(), rows / kTileRows * weight.tile_bytes);
+  require_equal("bytes of values", values.size(), numbers * value_bytes(x.form));
+  require_equal("number of scales", scales.size(), groups);
+  require_equal("number of sums", sums.size(), groups);
   require(panels_a_call > 0, "panels_a_call must be positive");
 
   const auto weight_copy = aligned_copy(packed);

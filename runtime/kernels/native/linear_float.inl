@@ -75,9 +75,10 @@ constexpr int quad_bytes() {
 // Column kColumn of a quad of columns: codes minus zero points, exactly.
 template <WeightKind kKind, int kColumn>
 inline Rows decode_column(const uint8_t* quad, const Rows& zeros) {
-  if (kKind == WeightKind::int4)
-    return {sub(field<8 * kColumn, 4>(quad), zeros.lower), sub(field<8 * kColumn + 4, 4>(quad), zeros.upper)};
-  return {sub(field<8 * kColumn, 8>(quad), zeros.lower), sub(field<8 * kColumn, 8>(quad + kLine), zeros.upper)};
+  constexpr bool kInt4 = kKind == WeightKind::int4;
+  const Floats lower = field<8 * kColumn, kInt4 ? 4 : 8>(quad);
+  const Floats upper = kInt4 ? field<8 * kColumn + 4, 4>(quad) : field<8 * kColumn, 8>(quad + kLine);
+  return {sub(lower, zeros.lower), sub(upper, zeros.upper)};
 }
 
 // Decoded columns as float [columns][32].
@@ -112,33 +113,14 @@ inline void decode_bfloat16(const uint8_t* pairs, FloatTile& tile) {
 
 // ---------------------------------------------------------------- 32 columns times some tokens
 
-// Two adjacent columns' activations of one token, for every row. `x` is that token's first value of
-// the first of the columns, in a panel kWidth tokens wide.
-template <int kWidth>
-inline void broadcast_pair(const float* x, Floats& first, Floats& second) {
-  first = broadcast(x[0]);
-  second = broadcast(x[kWidth]);
-}
-
-template <int kWidth>
-inline void broadcast_pair(const uint16_t* x, Floats& first, Floats& second) {
-  uint32_t bits;
-  std::memcpy(&bits, x, sizeof bits);
-  const uint32_t halves[2] = {bits << 16, bits & 0xffff0000u};
-  float values[2];
-  std::memcpy(values, halves, sizeof values);
-  first = broadcast(values[0]);
-  second = broadcast(values[1]);
-}
-
-// From one token's first value of a pair of columns to the next token's.
-constexpr int token_step(const float*) { return 1; }
-constexpr int token_step(const uint16_t*) { return 2; }
-
 template <int kTokens>
 struct Accumulators {
   Rows of[kTokens];
 
+  void add(int token, const Rows& weights, Floats x) {
+    of[token].lower = fmadd(weights.lower, x, of[token].lower);
+    of[token].upper = fmadd(weights.upper, x, of[token].upper);
+  }
   void load_from(const float* sums) {
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) of[t] = rows_at(sums + t * kTileRows);
@@ -152,21 +134,18 @@ struct Accumulators {
   }
 };
 
-template <int kWidth, int kTokens, typename Value>
-inline void add_block(const float* weights, const Value* x, float* sums) {
+// `x` is [columns / 2][kWidth][2] if kPairs, else [columns][kWidth].
+template <int kWidth, int kTokens, bool kPairs>
+inline void add_block(const float* weights, const float* x, float* sums) {
+  constexpr int kToken = kPairs ? 2 : 1, kColumn = kPairs ? 1 : kWidth;
   Accumulators<kTokens> acc;
   acc.load_from(sums);
   for (int column = 0; column < kChunk; column += 2, weights += 2 * kTileRows, x += 2 * kWidth) {
     const Rows first = rows_at(weights), second = rows_at(weights + kTileRows);
 #pragma GCC unroll 8
-    for (int t = 0; t < kTokens; ++t) {
-      Floats a, b;
-      broadcast_pair<kWidth>(x + t * token_step(x), a, b);
-      acc.of[t].lower = fmadd(first.lower, a, acc.of[t].lower);
-      acc.of[t].upper = fmadd(first.upper, a, acc.of[t].upper);
-      acc.of[t].lower = fmadd(second.lower, b, acc.of[t].lower);
-      acc.of[t].upper = fmadd(second.upper, b, acc.of[t].upper);
-    }
+    for (int t = 0; t < kTokens; ++t) acc.add(t, first, broadcast(x[t * kToken]));
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) acc.add(t, second, broadcast(x[t * kToken + kColumn]));
   }
   acc.store_to(sums);
 }
@@ -227,12 +206,30 @@ struct TileFor {
 #endif
 
 // sums[token][32] += 32 columns times a panel; of the wider panels a block of tokens at a time.
-template <int kWidth, typename Number, typename Value>
-inline void add_chunk(const Number* weights, const Value* x, float* sums) {
+template <int kWidth>
+inline void add_chunk(const float* weights, const float* x, float* sums) {
   constexpr int kTokens = kWidth < kBlockTokens ? kWidth : kBlockTokens;
   for (int t = 0; t < kWidth; t += kTokens)
-    add_block<kWidth, kTokens>(weights, x + t * token_step(x), sums + t * kTileRows);
+    add_block<kWidth, kTokens, false>(weights, x + t, sums + t * kTileRows);
 }
+
+template <int kWidth>
+inline void add_chunk(const float* weights, const uint16_t* x, float* sums) {
+  constexpr int kTokens = kWidth < kBlockTokens ? kWidth : kBlockTokens;
+  alignas(64) float wide[kChunk * kWidth];
+  for (int i = 0; i < kChunk * kWidth; i += 16) store(wide + i, load_bf16(x + i));
+  for (int t = 0; t < kWidth; t += kTokens)
+    add_block<kWidth, kTokens, true>(weights, wide + 2 * t, sums + t * kTileRows);
+}
+
+#if defined(__AVX512BF16__)
+template <int kWidth>
+inline void add_chunk(const uint16_t* weights, const uint16_t* x, float* sums) {
+  constexpr int kTokens = kWidth < kBlockTokens ? kWidth : kBlockTokens;
+  for (int t = 0; t < kWidth; t += kTokens)
+    add_block<kWidth, kTokens>(weights, x + 2 * t, sums + t * kTileRows);
+}
+#endif
 
 // ---------------------------------------------------------------- whole rows
 
@@ -247,59 +244,77 @@ inline Rows scales_at(const uint8_t* p) {
   return {load_f16(halves), load_f16(halves + 16)};
 }
 
+// Panels of one width, at most kMostPanels, that share one decoding of the weights.
+template <typename Value>
+struct PanelRun {
+  const Value* values;
+  int64_t stride;
+  int panels;
+};
+
+constexpr int kMostPanels = 4;
+
+// sums += 32 columns, from `column` on, times every panel of the run.
+template <int kWidth, typename Number, typename Value>
+inline void add_columns(const Number* weights, const PanelRun<Value>& x, int column, float* sums) {
+  for (int p = 0; p < x.panels; ++p)
+    add_chunk<kWidth>(weights, x.values + p * x.stride + column * kWidth, sums + p * kWidth * kTileRows);
+}
+
 template <int kWidth, WeightKind kKind, typename Value>
-void multiply_integers(const Weight& weight, const uint8_t* data, const Value* x, float* out) {
+void multiply_integers(const Weight& weight, const uint8_t* data, const PanelRun<Value>& x, float* out) {
   constexpr int kScaleBytes = kKind == WeightKind::int4 ? kLine : 2 * kLine;
   const Floats middle = broadcast(kKind == WeightKind::int4 ? 8.0f : 128.0f);
+  const int numbers = x.panels * kWidth * kTileRows;
   typename TileFor<Value>::type tile;
-  alignas(64) float sums[kWidth * kTileRows];
-  for (int begin = 0; begin < weight.columns; begin += weight.group) {
+  alignas(64) float sums[kMostPanels * kWidth * kTileRows];
+  for (int column = 0; column < weight.columns;) {
     const uint8_t* scale_line = data + weight.group / 4 * quad_bytes<kKind>();
     const uint8_t* zero_line = scale_line + kScaleBytes;
     const Rows zeros = weight.zero_points ? Rows{signed_half<false>(zero_line), signed_half<true>(zero_line)}
                                           : Rows{middle, middle};
-    clear(sums, kWidth * kTileRows);
-    for (; data < scale_line; data += kChunk / 4 * quad_bytes<kKind>(), x += kChunk * kWidth) {
+    clear(sums, numbers);
+    for (; data < scale_line; data += kChunk / 4 * quad_bytes<kKind>(), column += kChunk) {
       decode_integers<kKind>(data, zeros, tile);
-      add_chunk<kWidth>(tile.weights, x, sums);
+      add_columns<kWidth>(tile.weights, x, column, sums);
     }
     const Rows scales = scales_at<kKind>(scale_line);
-    for (int t = 0; t < kWidth * kTileRows; t += kTileRows) {
-      store(out + t, fmadd(load(sums + t), scales.lower, load(out + t)));
-      store(out + t + 16, fmadd(load(sums + t + 16), scales.upper, load(out + t + 16)));
+    for (int i = 0; i < numbers; i += kTileRows) {
+      store(out + i, fmadd(load(sums + i), scales.lower, load(out + i)));
+      store(out + i + 16, fmadd(load(sums + i + 16), scales.upper, load(out + i + 16)));
     }
     data = zero_line + (weight.zero_points ? kLine : 0);
   }
 }
 
 template <int kWidth, typename Value>
-void multiply_float32(const Weight& weight, const uint8_t* data, const Value* x, float* out) {
+void multiply_float32(const Weight& weight, const uint8_t* data, const PanelRun<Value>& x, float* out) {
   const float* weights = reinterpret_cast<const float*>(data);
   for (int column = 0; column < weight.columns; column += kChunk)
-    add_chunk<kWidth>(weights + column * kTileRows, x + column * kWidth, out);
+    add_columns<kWidth>(weights + column * kTileRows, x, column, out);
 }
 
 template <int kWidth, typename Value>
-void multiply_bfloat16(const Weight& weight, const uint8_t* data, const Value* x, float* out) {
+void multiply_bfloat16(const Weight& weight, const uint8_t* data, const PanelRun<Value>& x, float* out) {
   FloatTile tile;
   for (int column = 0; column < weight.columns; column += kChunk) {
     decode_bfloat16(data + column * kLine, tile);
-    add_chunk<kWidth>(tile.weights, x + column * kWidth, out);
+    add_columns<kWidth>(tile.weights, x, column, out);
   }
 }
 
 #if defined(__AVX512BF16__)
 template <int kWidth>
-void multiply_bfloat16(const Weight& weight, const uint8_t* data, const uint16_t* x, float* out) {
+void multiply_bfloat16(const Weight& weight, const uint8_t* data, const PanelRun<uint16_t>& x, float* out) {
   const uint16_t* weights = reinterpret_cast<const uint16_t*>(data);
   for (int column = 0; column < weight.columns; column += kChunk)
-    add_chunk<kWidth>(weights + column * kTileRows, x + column * kWidth, out);
+    add_columns<kWidth>(weights + column * kTileRows, x, column, out);
 }
 #endif
 
 template <int kWidth, typename Value>
-void multiply_panel(const Weight& weight, const uint8_t* data, const Value* x, float* out) {
-  clear(out, kWidth * kTileRows);
+void multiply_run(const Weight& weight, const uint8_t* data, const PanelRun<Value>& x, float* out) {
+  clear(out, x.panels * kWidth * kTileRows);
   switch (weight.kind) {
     case WeightKind::int4: return multiply_integers<kWidth, WeightKind::int4>(weight, data, x, out);
     case WeightKind::int8: return multiply_integers<kWidth, WeightKind::int8>(weight, data, x, out);
@@ -308,20 +323,32 @@ void multiply_panel(const Weight& weight, const uint8_t* data, const Value* x, f
   }
 }
 
+// How many of the `most` panels from `first` on make one run.
+inline int run_length(const Activations& x, int first, int most) {
+  if (first + 1 == x.panels) return 1;
+  const int full = x.last == x.panel ? x.panels - first : x.panels - 1 - first;
+  const int limit = most < kMostPanels ? most : kMostPanels;
+  return full < limit ? full : limit;
+}
+
 template <typename Value>
 void multiply_panels(const Weight& weight, const uint8_t* data, const Activations& x, int first, int count,
                      float* out) {
-  for (int p = first; p < first + count; ++p) {
-    const int width = p + 1 == x.panels ? x.last : x.panel;
-    const Value* values = static_cast<const Value*>(x.values) + static_cast<int64_t>(p) * x.panel * x.columns;
+  const int64_t stride = static_cast<int64_t>(x.panel) * x.columns;
+  while (count > 0) {
+    const int width = first + 1 == x.panels ? x.last : x.panel;
+    const int panels = run_length(x, first, count);
+    const PanelRun<Value> run{static_cast<const Value*>(x.values) + first * stride, stride, panels};
     switch (width) {
-      case 16: multiply_panel<16>(weight, data, values, out); break;
-      case 8: multiply_panel<8>(weight, data, values, out); break;
-      case 4: multiply_panel<4>(weight, data, values, out); break;
-      case 2: multiply_panel<2>(weight, data, values, out); break;
-      default: multiply_panel<1>(weight, data, values, out);
+      case 16: multiply_run<16>(weight, data, run, out); break;
+      case 8: multiply_run<8>(weight, data, run, out); break;
+      case 4: multiply_run<4>(weight, data, run, out); break;
+      case 2: multiply_run<2>(weight, data, run, out); break;
+      default: multiply_run<1>(weight, data, run, out);
     }
-    out += width * kTileRows;
+    out += panels * width * kTileRows;
+    first += panels;
+    count -= panels;
   }
 }
 

@@ -7,13 +7,18 @@ constexpr int kChunkGroups = 16;  // activation groups whose codes are unpacked 
 constexpr int kGroupsAhead = 4;   // products in flight while one is scaled
 constexpr int kHalfBytes = kActivationGroup * 16;
 
+// In read-only memory: gcc 12's _tile_loadconfig does not tell the compiler that it reads all 64 bytes,
+// so stores to one on the stack may be dropped.
 struct TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 32, 64};
-  uint8_t rows[16] = {16, 16, 8};
+  uint8_t palette;
+  uint8_t start_row;
+  uint8_t reserved[14];
+  uint16_t column_bytes[16];
+  uint8_t rows[16];
 };
+
+// Sums [16][16] int32, values [16][32] int8, codes [8][16][4] int8.
+alignas(64) constexpr TileConfig kGroupTiles = {1, 0, {}, {64, 32, 64}, {16, 16, 8}};
 
 // One group's codes minus zero points as int8: kHalfBytes for rows 0..15, then for rows 16..31, each
 // eight lines of 16 rows by 4 columns.
@@ -158,8 +163,7 @@ void linear_int8_tiles(const Weight& weight, int tile, const Activations& x, int
   const bool narrow_last = first + count == x.panels && x.last != 16;
   const int wide = x.panel != 16 ? 0 : narrow_last ? count - 1 : count;
   if (wide > 0) {
-    const TileConfig config;
-    _tile_loadconfig(&config);
+    _tile_loadconfig(&kGroupTiles);
     const uint8_t* data = weight.data + tile * weight.tile_bytes;
     if (is_int4(weight.kind)) {
       multiply_wide_panels<WeightKind::int4>(weight, data, x, first, wide, out);

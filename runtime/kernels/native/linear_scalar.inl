@@ -90,12 +90,14 @@ inline int int8_value(const Token& token, int column) {
 }
 
 inline float float_value(const Token& token, int column) {
-  if (token.x.form == ActivationForm::float32) return entry<float>(token.x.values, value_index(token, column, 1));
+  if (token.x.form == ActivationForm::float32)
+    return entry<float>(token.x.values, value_index(token, column, 1));
   return widen_bf16(entry<uint16_t>(token.x.values, value_index(token, column, 2)));
 }
 
 inline float activation_scale(const Token& token, int group) {
-  const int64_t base = static_cast<int64_t>(token.panel) * token.x.panel * (token.x.columns / kActivationGroup);
+  const int64_t groups = token.x.columns / kActivationGroup;
+  const int64_t base = token.panel * token.x.panel * groups;
   return token.x.scales[base + static_cast<int64_t>(group) * token.width + token.index];
 }
 

@@ -15,6 +15,8 @@ PYBIND11_MODULE(_native, m) {
     return names;
   }, "The instruction sets that this machine runs, slowest first.");
   gristmill::bind_engine(m);
+  gristmill::bind_measures(m);
   gristmill::bind_linear_kernels(m);
   gristmill::bind_attention_kernels(m);
+  gristmill::bind_sampling(m);
 }

@@ -104,7 +104,7 @@ void Step::reserve(const Batch& batch) {
 }
 
 void Step::next(int thread, Operation done) {
-  pool_.barrier(thread);
+  pool_.finish(thread);
   if (!options_.profile || thread != 0) return;
   const auto now = std::chrono::steady_clock::now();
   seconds_[static_cast<int>(done)] += std::chrono::duration<double>(now - mark_).count();
@@ -220,6 +220,7 @@ Activations Step::prepare(int thread, const Linear& linear, const float* x, int6
                         panels.scales + start / kActivationGroup, panels.sums + start / kActivationGroup);
   };
   if (alone) {
+    if (pool_.over(thread)) return panels;  // every item of the round is done: nobody will read them
     for (int p = 0; p < panels.panels; ++p) fill(p);
     return panels;
   }
@@ -258,8 +259,10 @@ void Step::project(int thread, const Linear& linear, const Activations& x, bool 
 }
 
 void Step::check_finite(int thread, int index, const float* x, int64_t count) {
-  if (thread == 0 && not_finite_ < 0 && kernels_.argmax(x, count) < 0) not_finite_ = index;
-  pool_.barrier(thread);
+  while (pool_.claim(thread, 1) >= 0) {
+    if (not_finite_ < 0 && kernels_.argmax(x, count) < 0) not_finite_ = index;
+  }
+  pool_.finish(thread);
 }
 
 }  // namespace gristmill

@@ -16,21 +16,22 @@ void Step::append(int thread, int index) {
     angles_start += batch_->input.tokens * 2 * static_cast<int64_t>(model_.ropes[i].inv_freq.size());
   }
   const int half = attention.rope < 0 ? 0 : static_cast<int>(model_.ropes[attention.rope].inv_freq.size());
-  for (int t; (t = pool_.claim(thread, batch_->input.tokens)) >= 0;) {
-    float* row = space_.qkv.as<float>() + t * qkv_stride_;
-    const float* cos = space_.angles.as<float>() + angles_start + static_cast<int64_t>(t) * 2 * half;
-    for (int h = 0; h < heads + kv_heads; ++h) {
-      const Norm& norm = h < heads ? attention.q_norm : attention.k_norm;
-      if (norm.weight != nullptr) kernels_.rms_norm(row + h * dim, norm.weight, norm.eps, dim, row + h * dim);
-      if (half > 0) kernels_.rotate(row + h * dim, cos, cos + half, 2 * half);
-    }
-    const int position = batch_->positions[t];
-    const int64_t unit = batch_->units[batch_->unit_starts[batch_->sequence_of[t]] + position / kUnitTokens];
-    const float* key = row + heads * dim;
-    const float* value = key + kv_heads * dim;
-    for (int h = 0; h < kv_heads; ++h) {
-      kernels_.append(cache_.layout(index), cache_.unit(index, unit, h), position % kUnitTokens, key + h * dim,
-                      value + h * dim);
+  for (int i; (i = pool_.claim(thread, static_cast<int>(batch_->appends.size()))) >= 0;) {
+    const AppendRun& run = batch_->appends[i];
+    for (int t = run.first_token; t < run.first_token + run.tokens; ++t) {
+      float* row = space_.qkv.as<float>() + t * qkv_stride_;
+      const float* cos = space_.angles.as<float>() + angles_start + static_cast<int64_t>(t) * 2 * half;
+      for (int h = 0; h < heads + kv_heads; ++h) {
+        const Norm& norm = h < heads ? attention.q_norm : attention.k_norm;
+        if (norm.weight != nullptr) kernels_.rms_norm(row + h * dim, norm.weight, norm.eps, dim, row + h * dim);
+        if (half > 0) kernels_.rotate(row + h * dim, cos, cos + half, 2 * half);
+      }
+      const float* key = row + heads * dim;
+      const float* value = key + kv_heads * dim;
+      for (int h = 0; h < kv_heads; ++h) {
+        kernels_.append(cache_.layout(index), cache_.unit(index, run.unit, h), batch_->positions[t] % kUnitTokens,
+                        key + h * dim, value + h * dim);
+      }
     }
   }
 }
@@ -41,7 +42,7 @@ void Step::attend(int thread, int index) {
     attend_item(thread, index, plan.items[i]);
   }
   if (plan.merges.empty()) return;
-  pool_.barrier(thread);
+  pool_.finish(thread);
   for (int i; (i = pool_.claim(thread, static_cast<int>(plan.merges.size()))) >= 0;) {
     merge_item(thread, index, plan.merges[i]);
   }

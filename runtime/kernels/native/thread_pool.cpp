@@ -55,6 +55,14 @@ double quota_processors() {
   return quota > 0 && period > 0 ? quota / period : 0;
 }
 
+struct RunIsOver {};
+
+constexpr int kCountBits = 20;
+
+uint64_t round_of(uint64_t word) { return word >> kCountBits; }
+int count_of(uint64_t word) { return static_cast<int>(word & ((1u << kCountBits) - 1)); }
+uint64_t word_of(uint64_t round, int64_t count) { return round << kCountBits | static_cast<uint64_t>(count); }
+
 }  // namespace
 
 void Gate::open() {
@@ -80,7 +88,8 @@ void Gate::wait(uint32_t passed) {
 }
 
 ThreadPool::ThreadPool(int threads, const std::vector<int>& cores)
-    : threads_(threads), counters_(new Counter[2 * threads]), rounds_(new Round[threads]) {
+    : threads_(threads), taken_(new Shared[threads]), own_(new Own[threads]) {
+  own_[0].round = 1;  // words start in round 0
   for (int i = 1; i < threads; ++i) {
     workers_.emplace_back([this, i] { work(i); });
     if (i < static_cast<int>(cores.size())) pin(workers_.back(), cores[i]);
@@ -95,54 +104,100 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::work(int thread) {
   const SubnormalsFlushed flushed;
-  uint32_t passed = 0;
-  while (true) {
-    start_gate_.wait(passed);
-    ++passed;
-    if (stopping_) return;
-    (*body_)(thread);
-    barrier(thread);
+  Own& own = own_[thread];
+  while (!stopping_) {
+    const uint32_t passed = start_gate_.value();
+    Status invited = Status::invited;
+    if (own.status.compare_exchange_strong(invited, Status::working)) {
+      own.round = start_round_;
+      own.items = own.done = 0;
+      try {
+        (*body_)(thread);
+        own.status = Status::outside;
+      } catch (const RunIsOver&) {  // thread 0 has finished, and closed the run while this one waited
+      }
+    } else {
+      start_gate_.wait(passed);
+    }
   }
 }
 
 void ThreadPool::run(const std::function<void(int)>& body) {
   const SubnormalsFlushed flushed;
   body_ = &body;
+  start_round_ = own_[0].round;
+  for (int i = 1; i < threads_; ++i) own_[i].status = Status::invited;
   start_gate_.open();
   body(0);
-  barrier(0);
+  close();
 }
 
-void ThreadPool::barrier(int thread) {
-  const int next = ++rounds_[thread].number;
-  if (threads_ == 1) {
-    counters_[(next + 1) % 2].taken.store(0, std::memory_order_relaxed);
-    return;
+// Nobody may be inside when run() returns. Threads that have not come, or wait, are sent away.
+void ThreadPool::close() {
+  for (int i = 1; i < threads_; ++i) {
+    std::atomic<Status>& status = own_[i].status;
+    while (true) {
+      Status found = status.load();
+      if (found == Status::outside) break;
+      if (found != Status::working && status.compare_exchange_strong(found, Status::outside)) break;
+      _mm_pause();
+    }
   }
-  const uint32_t passed = barrier_gate_.value();
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) {
-    barrier_gate_.wait(passed);
-    return;
-  }
-  // Everyone has left the round that ends here: its counters serve the round after next.
-  for (int i = 0; i < threads_; ++i) {
-    counters_[((next + 1) % 2) * threads_ + i].taken.store(0, std::memory_order_relaxed);
-  }
-  arrived_.store(0, std::memory_order_relaxed);
-  barrier_gate_.open();
 }
 
 int ThreadPool::claim(int thread, int items) {
-  Counter* counters = counters_.get() + (rounds_[thread].number % 2) * threads_;
+  Own& own = own_[thread];
+  own.items = items;
   for (int i = 0; i < threads_; ++i) {
     const int owner = (thread + i) % threads_;
     const int64_t begin = static_cast<int64_t>(items) * owner / threads_;
     const int64_t end = static_cast<int64_t>(items) * (owner + 1) / threads_;
-    if (counters[owner].taken.load(std::memory_order_relaxed) >= end - begin) continue;
-    const int taken = counters[owner].taken.fetch_add(1, std::memory_order_relaxed);
-    if (begin + taken < end) return static_cast<int>(begin + taken);
+    std::atomic<Word>& word = taken_[owner].word;
+    Word found = word.load(std::memory_order_acquire);
+    while (round_of(found) <= own.round) {
+      const int64_t taken = round_of(found) == own.round ? count_of(found) : 0;
+      if (begin + taken >= end) break;
+      if (word.compare_exchange_weak(found, word_of(own.round, taken + 1), std::memory_order_acq_rel)) {
+        ++own.done;
+        return static_cast<int>(begin + taken);
+      }
+    }
   }
   return -1;
+}
+
+bool ThreadPool::over(int thread) const {
+  return round_of(done_.word.load(std::memory_order_acquire)) > own_[thread].round;
+}
+
+bool ThreadPool::complete(const Own& own) const {
+  const Word found = done_.word.load(std::memory_order_acquire);
+  return own.items == 0 || round_of(found) > own.round ||
+         (round_of(found) == own.round && count_of(found) == own.items);
+}
+
+void ThreadPool::finish(int thread) {
+  Own& own = own_[thread];
+  if (own.done > 0) {
+    Word found = done_.word.load(std::memory_order_relaxed);
+    Word next;
+    do {
+      next = word_of(own.round, (round_of(found) == own.round ? count_of(found) : 0) + own.done);
+    } while (!done_.word.compare_exchange_weak(found, next, std::memory_order_acq_rel));
+    if (count_of(next) == own.items) round_gate_.open();
+  }
+  if (!complete(own)) {
+    if (thread > 0) own.status = Status::waiting;
+    while (true) {
+      const uint32_t passed = round_gate_.value();
+      if (complete(own)) break;
+      round_gate_.wait(passed);
+    }
+    Status waiting = Status::waiting;
+    if (thread > 0 && !own.status.compare_exchange_strong(waiting, Status::working)) throw RunIsOver();
+  }
+  ++own.round;
+  own.items = own.done = 0;
 }
 
 int effective_threads() {

@@ -23,6 +23,9 @@ class Gate {
   std::atomic<int> sleepers_{0};
 };
 
+// Work is a series of rounds. A round has a number of items; threads claim them one by one, and the
+// round is over when all items are done, not when all threads have arrived: a thread that a neighbour
+// has pushed off its core holds up the others only while it is inside an item.
 class ThreadPool {
  public:
   // The calling thread of run() is thread 0; `threads - 1` are started. With `cores`, thread i > 0
@@ -34,35 +37,50 @@ class ThreadPool {
 
   int size() const { return threads_; }
 
-  // Runs body(thread) on all threads and returns when all have finished. One caller at a time. The
-  // body must not throw. Subnormals are flushed to zero meanwhile.
+  // Runs body(thread) on the calling thread and on those that come in time, and returns when the
+  // calling one has finished and no other is inside. One caller at a time. All threads must go
+  // through the same rounds. The body must not catch what it does not know, and must not throw on
+  // thread 0. Subnormals are flushed to zero meanwhile.
   void run(const std::function<void(int)>& body);
 
-  // Called by every thread inside run(): waits for all of them, and starts a new round of claims.
-  void barrier(int thread);
-
   // The next of this round's `items` for this thread, or -1. Each thread owns a contiguous share,
-  // walks it front to back, then takes from the others'. Every thread must ask until it gets -1.
+  // walks it front to back, then takes from the others'.
   int claim(int thread, int items);
 
+  // Waits until all items of this round are done, and goes on to the next. To be called after claim()
+  // gave -1.
+  void finish(int thread);
+
+  // Whether this round is over already: what a late thread would prepare for it is not needed.
+  bool over(int thread) const;
+
  private:
-  struct alignas(128) Counter {
-    std::atomic<int> taken{0};
+  // A round's number and a count in one word. A word of an earlier round means a count of 0.
+  using Word = uint64_t;
+  enum class Status : int { outside, invited, working, waiting };
+  struct alignas(128) Shared {
+    std::atomic<Word> word{0};
   };
-  struct alignas(128) Round {
-    int number = 0;
+  struct alignas(128) Own {
+    std::atomic<Status> status{Status::outside};
+    uint64_t round = 0;
+    int items = 0;  // of this round, as claim() was told
+    int done = 0;   // by this thread
   };
 
   void work(int thread);
+  void close();
+  bool complete(const Own& own) const;
 
   int threads_;
-  std::unique_ptr<Counter[]> counters_;  // two rounds of one counter a thread
-  std::unique_ptr<Round[]> rounds_;      // the round that each thread is in
-  std::atomic<int> arrived_{0};
-  Gate barrier_gate_;
+  std::unique_ptr<Shared[]> taken_;  // of each thread's share
+  Shared done_;
+  std::unique_ptr<Own[]> own_;
+  Gate round_gate_;
   Gate start_gate_;
   const std::function<void(int)>* body_ = nullptr;
-  bool stopping_ = false;
+  uint64_t start_round_ = 0;  // of the current run
+  std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
 };
 

@@ -3,6 +3,11 @@
 // Included inside an anonymous namespace of a translation unit with AVX-512 or AVX2 + FMA + F16C.
 // Every operation is one IEEE operation a lane, so the two widths agree to the bit.
 
+#if defined(__GNUC__) && !defined(__clang__)
+// g++ 12 takes the undefined registers inside its own AVX-512 intrinsics for a mistake of the caller.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #if defined(__AVX512F__)
 struct Floats {
   __m512 v;
@@ -69,7 +74,10 @@ inline __m256i fold_max_bits(Floats a) {
 // Rounded to whole numbers (to even), saturated to 8 bits.
 inline __m128i to_s8(Floats a) { return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)); }
 inline __m256i to_s8(Floats a, Floats b) {
-  return _mm256_inserti128_si256(_mm256_castsi128_si256(to_s8(a)), to_s8(b), 1);
+  const __m512i words = _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
+  const __m256i upper = _mm512_extracti64x4_epi64(words, 1);
+  const __m256i bytes = _mm256_packs_epi16(_mm512_castsi512_si256(words), upper);
+  return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7));
 }
 inline __m256i to_f16(Floats a) { return _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT); }
 // To nearest even; NaN stays NaN.

@@ -1,0 +1,111 @@
+// Top-p over a whole vocabulary: bounds on the least weight to keep that close in, pass after pass.
+#include "nucleus.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "largest_tokens.hpp"
+#include "vocabulary_passes.hpp"
+
+namespace gristmill {
+namespace {
+
+constexpr double kFewTokens = 48.0;
+
+int32_t bits_of(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+float float_of(int32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The least weight to keep lies in [least, end), as bits; weights of at least the one or the other add
+// up to these totals.
+struct Bracket {
+  int32_t least;
+  int32_t end;
+  double total_of_least;
+  double total_of_end;
+
+  bool is_narrow() const {
+    const double most_tokens = (total_of_least - total_of_end) / float_of(least);
+    return most_tokens <= kFewTokens || end - least <= 1;
+  }
+};
+
+Bracket halve_twice(const Bracket& bracket, double target, const SamplingScratch& scratch) {
+  float bounds[kBoundsPerPass];
+  double totals[kBoundsPerPass];
+  const int64_t width = bracket.end - bracket.least;
+  for (int i = 0; i < kBoundsPerPass; ++i) {
+    bounds[i] = float_of(bracket.least + static_cast<int32_t>(width * (i + 1) / (kBoundsPerPass + 1)));
+  }
+  add_weights(scratch.weights.data(), static_cast<int64_t>(scratch.sums.size()), bounds, totals);
+  Bracket closer = bracket;
+  for (int i = 0; i < kBoundsPerPass; ++i) {
+    if (totals[i] < target) {
+      closer.end = bits_of(bounds[i]);
+      closer.total_of_end = totals[i];
+      break;
+    }
+    closer.least = bits_of(bounds[i]);
+    closer.total_of_least = totals[i];
+  }
+  return closer;
+}
+
+// No token of weight below (1 - top_p) * total / size is kept: all such tokens together are too few to
+// be missed. Half of that is a bound that outweighs any rounding.
+Bracket find_bracket(double top_p, double total, const SamplingScratch& scratch) {
+  const double least = 0.5 * (1.0 - top_p) * total / static_cast<double>(scratch.weights.size());
+  const float bound = std::max(static_cast<float>(least), std::numeric_limits<float>::min());
+  Bracket bracket{bits_of(bound), bits_of(1.0f) + 1, total, 0.0};
+  while (!bracket.is_narrow()) bracket = halve_twice(bracket, top_p * total, scratch);
+  return bracket;
+}
+
+// The tokens inside of the bracket, in order of their ids.
+TokenList tokens_between(float least, float end, SamplingScratch& scratch) {
+  const int64_t blocks = static_cast<int64_t>(scratch.sums.size());
+  scratch.counts.resize(blocks);
+  count_weights(scratch.weights.data(), blocks, least, end, scratch.counts.data());
+  int64_t size = 0;
+  for (const int32_t count : scratch.counts) size += count;
+  scratch.kept_ids.resize(size);
+  scratch.kept_weights.resize(size);
+  int64_t found = 0;
+  for (int64_t block = 0; block < blocks; ++block) {
+    if (scratch.counts[block] == 0) continue;
+    for (int64_t i = block * kVocabularyBlock; i < (block + 1) * kVocabularyBlock; ++i) {
+      const float weight = scratch.weights[i];
+      if (weight < least || weight >= end) continue;
+      scratch.kept_ids[found] = static_cast<int32_t>(i);
+      scratch.kept_weights[found] = weight;
+      ++found;
+    }
+  }
+  return {scratch.kept_ids.data(), scratch.kept_weights.data(), scratch.kept_weights.data(), size};
+}
+
+}  // namespace
+
+Nucleus find_nucleus(double top_p, double total, SamplingScratch& scratch) {
+  const Bracket bracket = find_bracket(top_p, total, scratch);
+  const float least = float_of(bracket.least);
+  TokenList open = tokens_between(least, float_of(bracket.end), scratch);
+  for (int64_t i = 0; i < open.size; ++i) scratch.weights[open.ids[i]] = 0.0f;
+  keep_largest(open, top_p * total - bracket.total_of_end);
+  for (int64_t i = 0; i < open.size; ++i) scratch.weights[open.ids[i]] = open.weights[i];
+  sum_weights(scratch.weights.data(), static_cast<int64_t>(scratch.sums.size()), least, scratch.sums.data());
+  double kept = 0.0;
+  for (const double sum : scratch.sums) kept += sum;
+  return {least, kept};
+}
+
+}  // namespace gristmill

@@ -1,0 +1,198 @@
+// Passes over a row of logits, as plain loops that the compiler vectorises for several widths.
+#include "vocabulary_passes.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define GRISTMILL_EVERY_WIDTH __attribute__((target_clones("default", "avx2", "avx512f")))
+#else
+#define GRISTMILL_EVERY_WIDTH
+#endif
+#define GRISTMILL_INLINE inline __attribute__((always_inline))
+
+namespace gristmill {
+namespace {
+
+constexpr int32_t kInfinityBits = 0x7f800000;
+
+GRISTMILL_INLINE int32_t bits_of(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+GRISTMILL_INLINE float float_of(int32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Between bits and whole numbers in the order of the floats; it is its own inverse.
+GRISTMILL_INLINE int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
+
+struct Extent {
+  int32_t most = std::numeric_limits<int32_t>::min();  // ordered
+  int32_t magnitude = 0;
+};
+
+// Whole numbers, as only their maximum may be taken in any order under the rules for floats.
+GRISTMILL_INLINE float block_maximum(const float* block, Extent& extent) {
+  int32_t most = std::numeric_limits<int32_t>::min();
+  int32_t magnitude = 0;
+  for (int i = 0; i < kVocabularyBlock; ++i) {
+    const int32_t bits = bits_of(block[i] + 0.0f);  // both zeros are one
+    most = std::max(most, ordered(bits));
+    magnitude = std::max(magnitude, bits & 0x7fffffff);
+  }
+  extent.most = std::max(extent.most, most);
+  extent.magnitude = std::max(extent.magnitude, magnitude);
+  return float_of(ordered(most));
+}
+
+// 2^y for y in [-126, 0], by a minimax polynomial of the fraction; 0 below. As unsigned numbers the bits
+// of negative floats grow with their magnitude, which clamps without a branch.
+GRISTMILL_INLINE float power_of_two(float y) {
+  constexpr uint32_t kLeast = 0xc2fc0000u;  // -126
+  constexpr float kMagic = 12582912.0f;     // 1.5 * 2^23: adding it rounds to a whole number
+  const uint32_t bits = static_cast<uint32_t>(bits_of(y));
+  const int32_t inside = -static_cast<int32_t>(bits <= kLeast);
+  const float x = float_of(static_cast<int32_t>(std::min(bits, kLeast)));
+  const float shifted = x + kMagic;
+  const float f = x - (shifted - kMagic);
+  float p = f * 0.00015353361959569156f + 0.0013398873852565885f;
+  p = p * f + 0.00961843691766262f;
+  p = p * f + 0.055503323674201965f;
+  p = p * f + 0.24022647738456726f;
+  p = p * f + 0.6931471824645996f;
+  p = p * f + 1.0f;
+  const int32_t exponent = static_cast<int32_t>(static_cast<uint32_t>(bits_of(shifted)) << 23);
+  return float_of((bits_of(p) + exponent) & inside);
+}
+
+// A weight of at least the one with these bits, or 0. Weights are not negative: their bits have their order.
+GRISTMILL_INLINE float at_least(float weight, int32_t least_bits) {
+  const int32_t bits = bits_of(weight);
+  return float_of(bits & -static_cast<int32_t>(bits >= least_bits));
+}
+
+constexpr int64_t kBlocksInFloat32 = 16;  // so many blocks are added up before float64 takes over
+constexpr int kQuarter = kVocabularyBlock / 4;
+
+// Adds a block's weights of at least a bound to sixteen sums.
+GRISTMILL_INLINE void add_block(const float* weights, int32_t least_bits, float* sums) {
+  for (int i = 0; i < kQuarter; ++i) {
+    const float* of_lane = weights + i;
+    sums[i] += (at_least(of_lane[0], least_bits) + at_least(of_lane[kQuarter], least_bits)) +
+               (at_least(of_lane[2 * kQuarter], least_bits) + at_least(of_lane[3 * kQuarter], least_bits));
+  }
+}
+
+GRISTMILL_INLINE double sum_of_sixteen(float* sums) {
+  for (int i = 0; i < 8; ++i) sums[i] += sums[i + 8];
+  for (int i = 0; i < 4; ++i) sums[i] += sums[i + 4];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+static_assert(kQuarter == 16, "sixteen sums of a block are added up");
+
+GRISTMILL_INLINE double block_sum(const float* weights, int32_t least_bits) {
+  float sums[kQuarter] = {};
+  add_block(weights, least_bits, sums);
+  return sum_of_sixteen(sums);
+}
+
+GRISTMILL_INLINE double block_weights(const float* block, float best, float binary_scale, float* weights) {
+  for (int i = 0; i < kVocabularyBlock; ++i) weights[i] = power_of_two((block[i] - best) * binary_scale);
+  return block_sum(weights, 0);
+}
+
+GRISTMILL_INLINE int32_t count_between(const float* block, int32_t least_bits, int32_t end_bits) {
+  int32_t count = 0;
+  for (int i = 0; i < kVocabularyBlock; ++i) {
+    const int32_t bits = bits_of(block[i]);
+    count += static_cast<int32_t>(bits >= least_bits) & static_cast<int32_t>(bits < end_bits);
+  }
+  return count;
+}
+
+// The last, partial block with the lowest value behind its end.
+struct PaddedBlock {
+  float values[kVocabularyBlock];
+
+  PaddedBlock(const float* from, int64_t count) {
+    std::fill_n(values, kVocabularyBlock, -std::numeric_limits<float>::infinity());
+    std::copy_n(from, count, values);
+  }
+};
+
+}  // namespace
+
+GRISTMILL_EVERY_WIDTH
+float block_maxima(const float* values, int64_t count, float* maxima) {
+  Extent extent;
+  const int64_t whole = count / kVocabularyBlock;
+  for (int64_t block = 0; block < whole; ++block) {
+    maxima[block] = block_maximum(values + block * kVocabularyBlock, extent);
+  }
+  if (whole * kVocabularyBlock < count) {
+    const PaddedBlock last(values + whole * kVocabularyBlock, count - whole * kVocabularyBlock);
+    maxima[whole] = block_maximum(last.values, extent);
+  }
+  if (extent.magnitude > kInfinityBits) return std::numeric_limits<float>::quiet_NaN();
+  return float_of(ordered(extent.most));
+}
+
+GRISTMILL_EVERY_WIDTH
+void softmax_weights(const float* values, int64_t count, float best, float scale, float* weights,
+                     double* sums) {
+  const int64_t blocks = vocabulary_blocks(count);
+  const float binary_scale = scale * 1.44269504088896341f;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t start = block * kVocabularyBlock;
+    double sum;
+    if (start + kVocabularyBlock <= count) {
+      sum = block_weights(values + start, best, binary_scale, weights + start);
+    } else {
+      const PaddedBlock last(values + start, count - start);
+      sum = block_weights(last.values, best, binary_scale, weights + start);
+    }
+    if (sums != nullptr) sums[block] = sum;
+  }
+}
+
+GRISTMILL_EVERY_WIDTH
+void sum_weights(const float* weights, int64_t blocks, float least, double* sums) {
+  const int32_t least_bits = bits_of(least);
+  for (int64_t block = 0; block < blocks; ++block) {
+    sums[block] = block_sum(weights + block * kVocabularyBlock, least_bits);
+  }
+}
+
+GRISTMILL_EVERY_WIDTH
+void add_weights(const float* weights, int64_t blocks, const float* bounds, double* totals) {
+  int32_t bits[kBoundsPerPass];
+  for (int bound = 0; bound < kBoundsPerPass; ++bound) {
+    bits[bound] = bits_of(bounds[bound]);
+    totals[bound] = 0.0;
+  }
+  for (int64_t first = 0; first < blocks; first += kBlocksInFloat32) {
+    float sums[kBoundsPerPass][kQuarter] = {};
+    for (int64_t block = first; block < std::min(first + kBlocksInFloat32, blocks); ++block) {
+      const float* of_block = weights + block * kVocabularyBlock;
+      for (int bound = 0; bound < kBoundsPerPass; ++bound) add_block(of_block, bits[bound], sums[bound]);
+    }
+    for (int bound = 0; bound < kBoundsPerPass; ++bound) totals[bound] += sum_of_sixteen(sums[bound]);
+  }
+}
+
+GRISTMILL_EVERY_WIDTH
+void count_weights(const float* weights, int64_t blocks, float least, float end, int32_t* counts) {
+  const int32_t least_bits = bits_of(least);
+  const int32_t end_bits = bits_of(end);
+  for (int64_t block = 0; block < blocks; ++block) {
+    counts[block] = count_between(weights + block * kVocabularyBlock, least_bits, end_bits);
+  }
+}
+
+}  // namespace gristmill

@@ -1,0 +1,37 @@
+// Passes over a row of logits: its largest values, and its softmax weights.
+//
+// Every lane does the same IEEE operations in the same order on every machine, so a row's result
+// depends on the row alone, to the bit.
+#pragma once
+
+#include <cstdint>
+
+namespace gristmill {
+
+constexpr int64_t kVocabularyBlock = 64;  // tokens whose maximum and sum of weights are kept
+
+constexpr int64_t vocabulary_blocks(int64_t count) {
+  return (count + kVocabularyBlock - 1) / kVocabularyBlock;
+}
+
+// The largest value of each block. Returns the largest of all, or NaN if any value is not a number; the
+// maxima are then meaningless.
+float block_maxima(const float* values, int64_t count, float* maxima);
+
+// weights[i] = exp((values[i] - best) * scale), and 0 where that is below 2^-126: relative error about
+// 1e-7 times (1 + |exponent|). `weights` has room for whole blocks; what is beyond `count` is 0.
+// `sums`, unless null, gets each block's sum, pairwise in float32.
+void softmax_weights(const float* values, int64_t count, float best, float scale, float* weights,
+                     double* sums);
+
+// The sum of each block's weights of at least `least`, pairwise in float32.
+void sum_weights(const float* weights, int64_t blocks, float least, double* sums);
+
+// For each of the bounds the sum of all weights of at least that much.
+constexpr int kBoundsPerPass = 3;
+void add_weights(const float* weights, int64_t blocks, const float* bounds, double* totals);
+
+// How many weights of each block are at least `least` and less than `end`.
+void count_weights(const float* weights, int64_t blocks, float least, float end, int32_t* counts);
+
+}  // namespace gristmill
