@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,7 @@ from gristmill.artifacts.engines import open_engine
 from gristmill.facade import default_store
 from gristmill.runtime.doctor import chosen_instruction_set, measure_speeds
 from gristmill.runtime.engine_folder import EngineFolder
+from gristmill.runtime.errors import GristmillError
 from gristmill.runtime.machine import cpu_limits, processor_name
 from gristmill.runtime.settings import EngineSettings
 from tests.benchmarks.demo_engine import demo_engine
@@ -73,7 +76,8 @@ def main() -> None:
             system.close()
     if options.shape and options.remove:
         shutil.rmtree(_shape_folder(options.shape))
-    write_rows(BUILD / "engine.json", [row for result in measured for row in json_rows(result, COMMAND)])
+    command = f"{COMMAND} ARGS={shlex.quote(shlex.join(sys.argv[1:]))}" if sys.argv[1:] else COMMAND
+    write_rows(BUILD / "engine.json", [row for result in measured for row in json_rows(result, command)])
 
 
 def _options() -> argparse.Namespace:
@@ -178,4 +182,7 @@ def _measure(
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except GristmillError as error:
+        raise SystemExit(f"error: {error.line()}") from error

@@ -85,11 +85,8 @@ def print_limits(rows: Sequence[Measured]) -> None:
         )
 
 
-def print_profile(seconds: Mapping[str, float] | None) -> None:
+def print_profile(seconds: Mapping[str, float]) -> None:
     """The time of all steps by operation."""
-    if seconds is None:
-        print("\nthis engine does not measure its operations")
-        return
     total = sum(seconds.values()) or 1.0
     print("\n" + _line(("operation", "seconds", "share")))
     for name, value in sorted(seconds.items(), key=lambda entry: -entry[1]):

@@ -12,6 +12,7 @@ from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
 from gristmill.runtime.executors.load import open_engine
 from gristmill.runtime.executors.native.engine_file import EngineFile, StoredLayer, read_engine_file
+from gristmill.runtime.executors.native.executor import NativeExecutor
 from gristmill.runtime.memory import kv_bytes_per_token
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import Compute, EngineSettings
@@ -62,10 +63,10 @@ class OwnSystem:
             self._prefill(workload)
         return workload.tokens / self._decode(workload)
 
-    def profile(self) -> dict[str, float] | None:
-        """Seconds by operation since the engine was loaded, where it measures them."""
-        profile = getattr(self._executor, "profile", None)
-        return None if profile is None else dict(profile())
+    def profile(self) -> dict[str, float]:
+        """Seconds by operation since a native engine was loaded; others refuse the option."""
+        assert isinstance(self._executor, NativeExecutor)
+        return self._executor.profile()
 
     def close(self) -> None:
         """Free the engine."""
