@@ -110,10 +110,10 @@ def write_recipe(tiny_llama: Path) -> WriteRecipe:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory, write_recipe: WriteRecipe) -> CommandLine:
-    """A store with the tiny model built once, AWQ export included."""
+    """A store with the tiny model built once, with an AWQ export and a native engine."""
     folder = tmp_path_factory.mktemp("built")
     command = CommandLine(folder / "store")
-    done = command.run("build", write_recipe(folder / "recipe", compile=["awq"]))
+    done = command.run("build", write_recipe(folder / "recipe", compile=["awq", "native-x86"]))
     assert done.returncode == 0, done.stderr
     return command
 

@@ -32,10 +32,13 @@ def test_inspect_has_the_shape_of_the_contract(built) -> None:
     found = built.json("inspect", "tiny")
     assert found["schemes"] == {"W4A16_ASYM_G32": 21}
     assert found["bits_per_weight"]["quantized_layers"] == pytest.approx(4 + (16 + 4) / 32)
-    assert set(found["validation"]["reference"]) >= {"perplexity", "kl", "top1_agreement", "tasks"}
+    assert set(found["validation"]) == {"native-x86", "reference"}
+    assert set(found["validation"]["native-x86"]) >= {"perplexity", "kl", "top1_agreement", "tasks"}
     assert found["size_bytes"]["total"] > found["size_bytes"]["checkpoint"] > 0
     assert found["calibration"]["tokens"] == 16 * 128
-    assert found["engines"][0]["golden"]["prompts"] == 4
+    assert [engine["target"] for engine in found["engines"]] == ["native-x86", "reference"]
+    assert all(engine["golden"]["prompts"] == 4 for engine in found["engines"])
+    assert found["size_bytes"]["engines"] > 0
 
 
 def test_list_names_what_was_built(built) -> None:
@@ -62,6 +65,10 @@ def test_verify_accepts_the_artifact_and_names_a_changed_file(built, tmp_path: P
 def test_a_served_chat_streams_what_it_answers_at_once(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert model.id == "tiny"
+    assert model.model_extra is not None
+    engine = model.model_extra["engine"]
+    assert (engine["executor"], engine["compute"], engine["kv_cache"]) == ("native-x86", "int8", "bfloat16")
+    assert "int4 g32" in engine["kernels"]["qkv"]
     whole = client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=12, temperature=0)
     stream: openai.Stream[ChatCompletionChunk] = client.chat.completions.create(
         model="tiny", messages=QUESTION, max_tokens=12, temperature=0, stream=True
@@ -104,3 +111,37 @@ def test_the_other_methods_build_too(command, write_recipe, tmp_path: Path, meth
     quantize = {"scheme": "W8A16", "method": method, "group_size": -1}
     recipe = write_recipe(tmp_path / "recipe", quantize=quantize, **changes)
     assert command.json("build", recipe)["schemes"] == {"W8A16_CHANNEL": 21}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--engine", "reference", "--compute", "float32"], "executor reference, compute float32"),
+        (["--compute", "bfloat16", "--kv-cache-dtype", "int8"], "compute bfloat16, KV cache int8"),
+    ],
+)
+def test_the_engine_and_its_number_formats_can_be_chosen(
+    built, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    done = built.start("serve", "tiny", "--port", "0", "--max-num-seqs", "1", *arguments)
+    line = done.stdout.readline()
+    done.send_signal(signal.SIGINT)
+    _, err = done.communicate(timeout=60)
+    assert "(ready)" in line, err
+    assert expected in err
+    assert "golden prompts: 1 of 4 run" in err
+
+
+def test_an_engine_is_added_to_a_built_artifact_and_its_proof_repeated(
+    command, write_recipe, tmp_path: Path
+) -> None:
+    quantize = {"scheme": "W4A16", "method": "rtn", "group_size": 32}
+    parent = command.json("build", write_recipe(tmp_path / "recipe", quantize=quantize, calibration=None))
+    found = command.json("compile", "tiny", "--target", "native-x86")
+    assert found["parent"] == parent["digest"]
+    assert set(found["validation"]) == {"native-x86", "reference"}
+    again = command.run("compile", "tiny", "--target", "native-x86")
+    assert "nothing to do" in again.stderr
+    assert again.stdout.strip().endswith(found["digest"])
+    proof = command.json("verify", "tiny", "--target", "native-x86")
+    assert proof["golden"]["compute"] == "int8"

@@ -19,7 +19,7 @@ def uninterrupted(built) -> str:
 @pytest.fixture
 def recipe(tmp_path, write_recipe):
     """The same recipe as `uninterrupted`, in a place of its own."""
-    return write_recipe(tmp_path / "recipe", compile=["awq"])
+    return write_recipe(tmp_path / "recipe", compile=["awq", "native-x86"])
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,9 @@ def recipe(tmp_path, write_recipe):
         "stages/quantize/*.partial/layer-00000.*",
         "stages/quantize/*.partial/layer-00002.*",
         "stages/checkpoint/*.partial",
+        "stages/compile/*.partial",
     ],
-    ids=["first layer", "last layer", "writing the checkpoint"],
+    ids=["first layer", "last layer", "writing the checkpoint", "writing the engine"],
 )
 def test_a_killed_build_resumes_to_the_digest_of_an_uninterrupted_one(
     command, recipe, uninterrupted: str, point: str
