@@ -13,6 +13,7 @@ __all__ = ["CGROUPS", "CpuLimits", "MemoryLimit", "cpu_limits", "memory_limit", 
 
 CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_NO_LIMIT = 1 << 60  # version 1 writes the largest number of whole pages instead of "max"
 _MEMORY_FILES = (
     ("memory.max", "memory.current"),  # version 2
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),  # version 1
@@ -98,7 +99,9 @@ def _cpu_quota(folder: Path) -> float | None:
 def _memory_limit(folder: Path) -> MemoryLimit | None:
     for limit_file, usage_file in _MEMORY_FILES:
         limit, usage = _read(folder / limit_file), _read(folder / usage_file)
-        if limit and usage and limit.isdecimal() and usage.isdecimal():
+        if not (limit and usage and limit.isdecimal() and usage.isdecimal()):
+            continue
+        if int(limit) < _NO_LIMIT:
             return MemoryLimit(int(limit), int(usage))
     return None
 

@@ -69,6 +69,20 @@ def test_a_path_of_the_host_falls_back_to_the_roots(tmp_path: Path, monkeypatch:
     assert cpu_limits(tmp_path).quota == 2.0
 
 
+@pytest.mark.parametrize(
+    ("limit_file", "usage_file", "limit"),
+    [
+        ("memory.max", "memory.current", "max"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "9223372036854771712"),
+    ],
+)
+def test_no_memory_limit_is_told_in_either_version(
+    tmp_path: Path, limit_file: str, usage_file: str, limit: str
+) -> None:
+    write(tmp_path, {limit_file: limit, usage_file: "5"})
+    assert memory_limit(tmp_path) is None
+
+
 def test_usage_above_the_limit_leaves_nothing() -> None:
     assert MemoryLimit(limit=10, usage=12).left == 0
 
