@@ -104,7 +104,8 @@ def test_rows_come_in_batch_order_as_each_entry_asked(
 
 def test_an_empty_batch_gives_no_rows(tiny_engine: MakeEngine, open_native: OpenExecutor) -> None:
     rows = open_native(tiny_engine("shared key heads", "plain").file).execute([])
-    assert (rows.shape, rows.dtype) == ((0, 97), np.float32)
+    assert rows.shape == (0, 97)
+    assert rows.dtype == np.float32
 
 
 def test_a_step_without_rows_fills_the_cache(tiny_engine: MakeEngine, open_native: OpenExecutor) -> None:
