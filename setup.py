@@ -3,21 +3,38 @@
 import os
 from glob import glob
 
-from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, naive_recompile
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 
-_SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g"]
+SOURCES = sorted(glob("runtime/kernels/native/*.cpp"))
+HEADERS = sorted(glob("runtime/kernels/native/*.[hi]*"))
+
+_SANITIZE = [
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-fno-omit-frame-pointer",
+    "-g",
+]
 # gcc 12's own intrinsics headers start from undefined registers and warn about it.
 _WARNINGS = ["-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 sanitize = _SANITIZE if os.environ.get("GRISTMILL_SANITIZE") else []
 
-ParallelCompile(default=0, needs_recompile=naive_recompile).install()
+
+def is_stale(object_file: str, source: str) -> bool:
+    """Whether an object is older than its source or any header: objects of two layouts must not meet."""
+    if not os.path.exists(object_file):
+        return True
+    made = os.path.getmtime(object_file)
+    return any(os.path.getmtime(path) > made for path in (source, *HEADERS))
+
+
+ParallelCompile(default=0, needs_recompile=is_stale).install()
 setup(
     ext_modules=[
         Pybind11Extension(
             "gristmill.runtime.kernels._native",
-            sorted(glob("runtime/kernels/native/*.cpp")),
-            depends=sorted(glob("runtime/kernels/native/*.[hi]*")),
+            SOURCES,
+            depends=HEADERS,
             cxx_std=17,
             extra_compile_args=["-O3", "-ffp-contract=off", "-fvisibility=hidden", *_WARNINGS, *sanitize],
             extra_link_args=["-pthread", *sanitize],

@@ -194,8 +194,9 @@ class PyEngine {
       const py::gil_scoped_release release;
       logits = engine_.execute(input);
     }
-    return py::array_t<float>({static_cast<py::ssize_t>(input.rows), static_cast<py::ssize_t>(engine_.model().vocab_size)},
-                              logits, py::capsule(logits, [](void*) {}));
+    const std::vector<py::ssize_t> shape{input.rows, engine_.model().vocab_size};
+    if (input.rows == 0) return py::array_t<float>(shape);
+    return py::array_t<float>(shape, logits, py::capsule(logits, [](void*) {}));
   }
 
   std::map<std::string, double> seconds() const {
