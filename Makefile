@@ -2,8 +2,12 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# A second build of the package, and what a process that imports it needs.
+SANITIZED := build/sanitize
+SANITIZER = PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
 
-.PHONY: demo test check format bench-engine bench-peers bench-quality clean
+.PHONY: demo test check sanitize format bench-engine bench-peers bench-quality clean
 
 demo: $(READY)  ## build the demo model, serve it, ask one question
 	$(PY) -m gristmill.cli.demo
@@ -17,6 +21,14 @@ check: $(READY)  ## format, lint, types
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy tests
 
+sanitize: $(READY) $(SANITIZED)-temp/.ready  ## the C++ code under the address and undefined behaviour sanitizers
+	GRISTMILL_SANITIZE=1 $(PY) setup.py -q build --build-base $(SANITIZED)-temp --build-lib $(SANITIZED)
+	$(SANITIZER) $(PY) -c 'from gristmill.runtime.kernels import _native; assert "/sanitize/" in _native.__file__'
+	$(SANITIZER) $(PY) -m pytest -q -p no:cacheprovider -k "not (any_instruction_set and scalar)" \
+	    tests/runtime/kernels \
+	    tests/runtime/executors/native/test_refusals.py \
+	    "tests/runtime/executors/native/test_batch_invariance.py::test_no_schedule_changes_a_bit_on_any_instruction_set"
+
 format: $(READY)  ## format and fix what can be fixed
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
@@ -29,6 +41,11 @@ bench-peers: $(READY)  ## the engine benchmark's peers and their models, under b
 
 bench-engine: $(READY)  ## prefill and decode beside the peers and the machine's own limits
 	$(PY) -m tests.benchmarks.engine $(ARGS)
+
+$(SANITIZED)-temp/.ready: setup.py $(wildcard runtime/kernels/native/*.hpp runtime/kernels/native/*.inl)
+	rm -rf $(SANITIZED)-temp
+	mkdir -p $(SANITIZED)-temp
+	touch $@
 
 clean:  ## remove the environment and build outputs
 	rm -rf $(VENV) build dist
