@@ -95,10 +95,8 @@ def load_default(folder: EngineFolder, tokens: int) -> Executor:
 
 def _modes(modes: EngineModes) -> Iterator[EngineSettings]:
     kv_dtypes = [dtype for dtype in modes.kv_dtypes if dtype not in _AS_BFLOAT16]
-    # One thread, where that can be asked for: what is recorded must not depend on a race that we overlooked.
-    threads = 1 if "threads" in modes.options else None
     for compute, kv_dtype in product(modes.computes, kv_dtypes):
-        yield EngineSettings(compute=compute, kv_cache_dtype=kv_dtype, threads=threads)
+        yield EngineSettings(compute=compute, kv_cache_dtype=kv_dtype)
 
 
 def _measure(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from gristmill.runtime.kernels._native import SamplerState
+from gristmill.runtime.kernels import _native
 from gristmill.runtime.sampling.params import SamplingParams
 
 __all__ = ["SamplerState", "make_sampler_state"]
+
+SamplerState = _native.SamplerState
 
 _UINT64 = (1 << 64) - 1
 

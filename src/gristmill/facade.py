@@ -6,13 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.engines import engine_targets, open_engine
 from gristmill.artifacts.store import Store
-from gristmill.pipeline.progress import Progress
-from gristmill.recipes.load import load_recipe
 from gristmill.runtime import llm as runtime
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import UnsupportedError
@@ -20,6 +18,9 @@ from gristmill.runtime.executors.load import best_engine
 from gristmill.runtime.outputs import RequestOutput
 from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from gristmill.pipeline.progress import Progress
 
 __all__ = ["LLM", "build", "compile", "compile_targets", "default_store", "engine_folder"]
 
@@ -42,6 +43,8 @@ def build(
     `overrides` are `a.b=value` texts, as for `--set`; `memory_limit` is in
     bytes. Raises the errors of `gristmill.errors`.
     """
+    from gristmill.recipes.load import load_recipe  # only here: serving needs no recipe
+
     loaded = load_recipe(recipe, overrides)
     try:
         from gristmill.pipeline.run import build as run_build

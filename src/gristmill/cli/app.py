@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 
 import typer
 from typer.exceptions import Abort, TyperException
 
-from gristmill.cli.build import build
-from gristmill.cli.compile import compile_target
-from gristmill.cli.doctor import doctor
-from gristmill.cli.generate import chat, generate
-from gristmill.cli.look import inspect, list_artifacts, verify
 from gristmill.cli.output import print_error, say
-from gristmill.cli.serve import serve
 from gristmill.runtime.errors import (
     EXIT_DONE,
     EXIT_INPUT,
@@ -29,9 +25,24 @@ from gristmill.runtime.files import storage_errors
 
 __all__ = ["create_app", "main"]
 
+# Module and function of each command. Only what runs is imported: a server needs nothing of a build to start.
+_COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "build": ("gristmill.cli.build", "build"),
+        "compile": ("gristmill.cli.compile", "compile_target"),
+        "list": ("gristmill.cli.look", "list_artifacts"),
+        "inspect": ("gristmill.cli.look", "inspect"),
+        "verify": ("gristmill.cli.look", "verify"),
+        "chat": ("gristmill.cli.generate", "chat"),
+        "generate": ("gristmill.cli.generate", "generate"),
+        "serve": ("gristmill.cli.serve", "serve"),
+        "doctor": ("gristmill.cli.doctor", "doctor"),
+    }
+)
 
-def create_app() -> typer.Typer:
-    """The command line with every command that works; unknown names are refused by Typer."""
+
+def create_app(names: Iterable[str] = tuple(_COMMANDS)) -> typer.Typer:
+    """The command line with the named commands, all by default; other names are refused by Typer."""
     app = typer.Typer(
         name="gristmill",
         help="From one recipe to a small, proven, served language model.",
@@ -40,15 +51,9 @@ def create_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.command("build")(build)
-    app.command("compile")(compile_target)
-    app.command("list")(list_artifacts)
-    app.command("inspect")(inspect)
-    app.command("verify")(verify)
-    app.command("chat")(chat)
-    app.command("generate")(generate)
-    app.command("serve")(serve)
-    app.command("doctor")(doctor)
+    for name in names:
+        module, function = _COMMANDS[name]
+        app.command(name)(getattr(import_module(module), function))
     return app
 
 
@@ -60,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    command = typer.main.get_command(create_app())
+    # A command stands first; whatever else does is answered with the list of all.
+    named = [name for name in arguments[:1] if name in _COMMANDS]
+    command = typer.main.get_group(create_app(named or _COMMANDS))
     try:
         # Not `command.main`, which turns interrupts, EOFError and closed pipes into codes of its own.
         with storage_errors(Path.cwd()), command.make_context("gristmill", arguments) as context:

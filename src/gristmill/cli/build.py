@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
@@ -13,13 +12,11 @@ from gristmill.artifacts.inspect import inspection
 from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.cli.output import print_json, say
 from gristmill.cli.progress import ConsoleProgress
+from gristmill.cli.sizes import parse_size
 from gristmill.pipeline.report.line import report_line
-from gristmill.runtime.errors import InputError
 from gristmill.runtime.executors.load import best_engine
 
-__all__ = ["build", "parse_size"]
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+__all__ = ["build"]
 
 
 def build(
@@ -47,11 +44,3 @@ def build(
         print_json(inspection(artifact))
     else:
         print(f"{artifact.name}:{artifact.tag}@{artifact.digest}")
-
-
-def parse_size(text: str) -> int:
-    """Bytes from `8GiB`, `500MB` or a plain number. Raises InputError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise InputError("--memory", found=f'"{text}"', expected="a size such as 8GiB or 500MB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])

@@ -9,7 +9,7 @@ from typing import Annotated, cast, get_args
 import typer
 
 from gristmill import facade
-from gristmill.cli.build import parse_size
+from gristmill.cli.sizes import parse_size
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.executors.base import KVDtype

@@ -7,9 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from gristmill.runtime.errors import GristmillError
 
 __all__ = ["human_bytes", "print_error", "print_fields", "print_json", "print_table", "say"]
@@ -43,6 +40,10 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A plain table on stdout, as wide as it needs to be when it is piped."""
+    # Only here: most commands print no table, and a server has to start fast.
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console(width=None if sys.stdout.isatty() else 10_000)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
