@@ -39,7 +39,8 @@ bool supports_avx512_vnni() {
 bool supports_avx512_bf16() { return supports_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
 bool supports_amx() {
-  static const bool granted = supports_avx512_bf16() && leaf7(0, 3, 24) && leaf7(0, 3, 25) && request_tiles();
+  static const bool granted = supports_avx512_bf16() && leaf7(0, 3, 22) && leaf7(0, 3, 24) &&
+                              leaf7(0, 3, 25) && request_tiles();
   return granted;
 }
 

@@ -43,7 +43,8 @@ struct Weight {
 // p * panel + t. In a panel of width w:
 //   int8       values int8 [columns / 4][w][4], or int8 [w][columns] if w == 16 (matrix tiles)
 //              scales float [columns / 32][w], sums int32 [columns / 32][w] (of the group's values)
-//   bfloat16   values uint16 [columns / 2][w][2]
+//   bfloat16   values uint16 [columns / 2][w][2]; with matrix tiles [w][columns] for every w, the columns of
+//              each quad in the order 0, 2, 1, 3
 //   float32    values float [columns][w]
 // Panel p starts at p * panel * columns values and at p * panel * columns / 32 scales and sums.
 struct Activations {

@@ -7,7 +7,7 @@
 #include "cpu.hpp"
 #include "kernel_table.hpp"
 
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,amx-tile,amx-int8")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,amx-tile,amx-int8,amx-bf16")
 // g++ 12 splits the whole file into tokens before it obeys the pragma, too late for these macros.
 #ifndef __AMX_INT8__
 #define __AMX_INT8__ 1
@@ -27,6 +27,7 @@ namespace {
 #include "linear_float.inl"
 #include "linear_int8_avx512.inl"
 #include "linear_int8_amx.inl"
+#include "linear_bfloat16_amx.inl"
 #include "peak.inl"
 
 KernelTable make_table() {
@@ -38,6 +39,7 @@ KernelTable make_table() {
   set_linear_float_kernels(table);
   set_linear_int8_kernels(table);
   set_linear_int8_tile_kernels(table);
+  set_linear_bfloat16_tile_kernels(table);
   set_peak_kernels(table);
   return table;
 }

@@ -30,7 +30,7 @@ Activations describe(const KernelTable& kernels, bool integer_activations, const
                                                                  : ActivationForm::bfloat16;
   x.tokens = tokens;
   x.columns = weight.columns;
-  x.panel = x.form == ActivationForm::int8 ? kernels.panel : std::min(kernels.panel, 8);
+  x.panel = kernels.panel;
   x.panels = (tokens + x.panel - 1) / x.panel;
   x.last = last_width(tokens % x.panel, x.panel);
   return x;
