@@ -57,6 +57,7 @@ def complete(url: str) -> str:
 
 def test_serving_imports_neither_torch_nor_what_builds(built) -> None:
     server = started(built, "serve", "tiny", "--port", 0)
+    assert server.stdout is not None
     line = server.stdout.readline()
     assert "(ready)" in line, server.communicate(timeout=60)[1]
     assert complete(line.split(" at ")[1].split()[0])
