@@ -131,6 +131,10 @@ class LLM:
         """Free the model; calling it again has no effect."""
         self._engine.close()
 
+    def profile_lines(self) -> list[str]:
+        """Once closed: how the steps' time was split, as a table; empty unless that was asked for."""
+        return self._engine.profile_lines()
+
     def __enter__(self) -> LLM:
         return self
 

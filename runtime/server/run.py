@@ -61,6 +61,9 @@ def run_server(
         engines = _load_all(engine_folders, settings)
         ready = _ready_line(names, _url(listener), as_json=json_ready)
         asyncio.run(_serve_until_signalled(engines, listener, grace_seconds, ready))
+    for name, engine in engines.items():
+        for line in engine.profile_lines():
+            _report(f"{name}: {line}")
 
 
 def bind(host: str, port: int) -> socket.socket:
