@@ -151,8 +151,13 @@ def int8_panels(values: NDArray[np.int8], scales: NDArray[np.float32], panel: in
     )
 
 
-def float_panels(x: NDArray[np.float32], form: str, panel: int) -> Panels:
-    """Panels of float32 or (already rounded) bfloat16 activations [tokens, columns]."""
+def float_panels(x: NDArray[np.float32], form: str, panel: int, *, tiles: bool = False) -> Panels:
+    """Panels of float32 or (already rounded) bfloat16 activations [tokens, columns].
+
+    With matrix `tiles`, bfloat16 lies in rows, the columns of each quad in the order 0, 2, 1, 3.
+    """
+    if form == "bfloat16" and tiles:
+        return _tile_panels(x, panel)
     tokens, columns = x.shape
     split = _split(tokens, panel)
     numbers = bfloat16_bits(x) if form == "bfloat16" else x
@@ -164,4 +169,14 @@ def float_panels(x: NDArray[np.float32], form: str, panel: int) -> Panels:
     none = np.zeros(0)
     return Panels(
         np.concatenate(parts), none.astype(np.float32), none.astype(np.int32), tokens, panel, split[-1][1]
+    )
+
+
+def _tile_panels(x: NDArray[np.float32], panel: int) -> Panels:
+    split = _split(len(x), panel)
+    quads = bfloat16_bits(x).reshape(len(x), -1, 4)[:, :, [0, 2, 1, 3]].reshape(x.shape)
+    parts = [_padded(quads, first, width).view(np.uint8).reshape(-1) for first, width in split]
+    none = np.zeros(0)
+    return Panels(
+        np.concatenate(parts), none.astype(np.float32), none.astype(np.int32), len(x), panel, split[-1][1]
     )
