@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from gristmill.runtime.async_engine import AsyncEngine
 from gristmill.runtime.engine import LLMEngine
@@ -128,7 +128,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve_app(
-    app: FastAPI,
+    app: Starlette,
     listener: socket.socket,
     stop: asyncio.Event,
     *,

@@ -31,7 +31,7 @@ NOT_FOR_SERVING = {
     "gristmill.calibration",
     "gristmill.recipes",
 }
-NOT_OFFLINE = NOT_FOR_SERVING | {"fastapi", "uvicorn", "prometheus_client"}
+NOT_OFFLINE = NOT_FOR_SERVING | {"starlette", "uvicorn", "prometheus_client"}
 
 
 def started(built, *arguments: object) -> subprocess.Popen[str]:
