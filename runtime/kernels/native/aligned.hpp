@@ -4,10 +4,32 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <initializer_list>
+#include <limits>
 #include <new>
+#include <string>
 #include <utility>
 
 namespace gristmill {
+
+// Says how much was asked for.
+class NoMemory : public std::bad_alloc {
+ public:
+  explicit NoMemory(int64_t bytes) : what_("no memory for " + std::to_string(bytes) + " bytes") {}
+  const char* what() const noexcept override { return what_.c_str(); }
+
+ private:
+  std::string what_;
+};
+
+// The product of sizes; throws NoMemory where it does not fit into 63 bits.
+inline int64_t byte_count(std::initializer_list<int64_t> sizes) {
+  int64_t product = 1;
+  for (const int64_t size : sizes) {
+    if (__builtin_mul_overflow(product, size, &product)) throw NoMemory(std::numeric_limits<int64_t>::max());
+  }
+  return product;
+}
 
 // Grows, never shrinks; growing drops the contents. Pages are handed out by the system when they are
 // first touched.
@@ -28,7 +50,7 @@ class Buffer {
     if (bytes <= bytes_) return;
     release();
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) throw std::bad_alloc();
+    if (data == MAP_FAILED) throw NoMemory(bytes);
     madvise(data, bytes, MADV_HUGEPAGE);
     data_ = data;
     bytes_ = bytes;
