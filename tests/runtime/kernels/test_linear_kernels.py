@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+from gristmill.runtime.kernels import _native
 from tests.runtime.kernels.packing_oracle import (
     IntegerWeight,
     Panels,
@@ -16,8 +18,6 @@ from tests.runtime.kernels.packing_oracle import (
     pack_float_weight,
     round_bfloat16,
 )
-
-from gristmill.runtime.kernels import _native
 
 SETS = _native.instruction_sets()
 INT8_SETS = [isa for isa in SETS if "int8" in _native.linear_forms(isa)]
