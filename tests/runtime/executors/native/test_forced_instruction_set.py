@@ -22,7 +22,8 @@ from gristmill.runtime.executors.native.engine_file import read_engine_file
 from gristmill.runtime.executors.native.executor import NativeExecutor
 from gristmill.runtime.settings import ExecutorOptions
 
-executor = NativeExecutor(read_engine_file(Path(sys.argv[1])), KVCacheConfig(4, 16, "float32"), ExecutorOptions("int8", 2))
+engine = read_engine_file(Path(sys.argv[1]))
+executor = NativeExecutor(engine, KVCacheConfig(4, 16, "float32"), ExecutorOptions("int8", 2))
 logits = executor.execute([SequenceStep({TOKENS}, 0, [0])])
 print(json.dumps({{"kernels": list(executor.info.kernels.values()), "logits": logits.tolist()}}))
 """
