@@ -7,7 +7,7 @@ SANITIZED := build/sanitize
 SANITIZER = PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
 
-.PHONY: demo test check sanitize format bench-engine bench-peers bench-quality clean
+.PHONY: demo test check sanitize format bench-engine bench-peers bench-quality bench-start clean
 
 demo: $(READY)  ## build the demo model, serve it, ask one question
 	$(PY) -m gristmill.cli.demo
@@ -41,6 +41,9 @@ bench-peers: $(READY)  ## the engine benchmark's peers and their models, under b
 
 bench-engine: $(READY)  ## prefill and decode beside the peers and the machine's own limits
 	$(PY) -m tests.benchmarks.engine $(ARGS)
+
+bench-start: $(READY)  ## from the start of a process to its first token, and its memory
+	$(PY) -m tests.benchmarks.start $(ARGS)
 
 $(SANITIZED)-temp/.ready: setup.py
 	rm -rf $(SANITIZED)-temp

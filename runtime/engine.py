@@ -20,6 +20,7 @@ from gristmill.runtime.outputs import FinishReason, OutputDelta
 from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.sampling.sampler import SampledToken, sample_rows
 from gristmill.runtime.settings import EngineSettings
+from gristmill.runtime.step_profile import StepProfile
 from gristmill.runtime.tokenizer import Tokenizer
 
 __all__ = ["EngineRequest", "EngineStats", "LLMEngine"]
@@ -61,6 +62,7 @@ class LLMEngine:
 
     def __init__(self, executor: Executor, tokenizer: Tokenizer, settings: EngineSettings) -> None:
         self._executor = executor
+        self._profile = StepProfile(executor)
         self._tokenizer = tokenizer
         self._scheduler = Scheduler(
             SchedulerConfig(
@@ -194,11 +196,17 @@ class LLMEngine:
         if not self._closed:
             self._closed = True
             self.abort()
+            self._profile.stop()
             self._executor.close()
+
+    def profile_lines(self) -> list[str]:
+        """Once closed: how the steps' time was split, as a table; empty unless that was asked for."""
+        return self._profile.lines()
 
     def _execute(self, chunks: Sequence[Chunk]) -> NDArray[np.float32] | None:
         if not chunks:
             return None
+        self._profile.count_step()
         try:
             return self._executor.execute([_sequence_step(chunk) for chunk in chunks])
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -43,21 +44,22 @@ def load_engine(
     settings = settings or EngineSettings()
     tell = report or (lambda line: None)
     opened = open_engine(folder)
-    tokenizer = load_tokenizer(folder.checkpoint)
     settings, options = opened.modes.choose(settings)
     memory = plan_memory(opened.plan, opened.weight_bytes(options.compute), settings, free or free_memory())
     for line in memory.lines():
         tell(line)
     cache = KVCacheConfig(memory.num_blocks, memory.block_size, settings.kv_dtype)
-    executor = opened.load(cache, options)
-    try:
-        tell(_describe(folder.name, executor.info, memory.max_model_len))
-        if folder.golden:
-            tell(_prove(executor, folder, settings))
-        return LLMEngine(executor, tokenizer, settings)
-    except BaseException:
-        executor.close()
-        raise
+    with ThreadPoolExecutor(1) as beside:  # the proof needs no Python; a large vocabulary takes as long
+        reading = beside.submit(load_tokenizer, folder.checkpoint)
+        executor = opened.load(cache, options)
+        try:
+            tell(_describe(folder.name, executor.info, memory.max_model_len))
+            if folder.golden:
+                tell(_prove(executor, folder, settings))
+            return LLMEngine(executor, reading.result(), settings)
+        except BaseException:
+            executor.close()
+            raise
 
 
 class LLM:
@@ -130,6 +132,10 @@ class LLM:
     def close(self) -> None:
         """Free the model; calling it again has no effect."""
         self._engine.close()
+
+    def profile_lines(self) -> list[str]:
+        """Once closed: how the steps' time was split, as a table; empty unless that was asked for."""
+        return self._engine.profile_lines()
 
     def __enter__(self) -> LLM:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 import typing
@@ -31,8 +32,13 @@ def from_json(kind: type[_T], value: Any, where: str) -> _T:
         raise InputError(f"{where}: missing {', '.join(missing)}")
     if unknown := sorted(map(str, set(value) - set(expected))):
         raise InputError(f"{where}: unknown {', '.join(unknown)}", expected=f"only {', '.join(expected)}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(typing.cast(Any, kind))
     return kind(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in expected})
+
+
+@functools.cache  # a plan holds hundreds of a few classes, and reading hints is most of the work
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:

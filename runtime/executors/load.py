@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.executors.base import Executor, KVCacheConfig
@@ -73,6 +72,9 @@ def engine_fault(target: str) -> str | None:
 
 
 def _open_reference(folder: EngineFolder) -> OpenedEngine:
+    # Only here: native engines have their plan and weights in files of their own.
+    from gristmill.runtime.checkpoint import open_checkpoint
+
     checkpoint = open_checkpoint(folder.path)
 
     def weight_bytes(compute: Compute) -> int:

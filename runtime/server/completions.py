@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from fastapi.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
 from gristmill.runtime.engine import EngineRequest

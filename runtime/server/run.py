@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from gristmill.runtime.async_engine import AsyncEngine
 from gristmill.runtime.engine import LLMEngine
@@ -61,6 +61,9 @@ def run_server(
         engines = _load_all(engine_folders, settings)
         ready = _ready_line(names, _url(listener), as_json=json_ready)
         asyncio.run(_serve_until_signalled(engines, listener, grace_seconds, ready))
+    for name, engine in engines.items():
+        for line in engine.profile_lines():
+            _report(f"{name}: {line}")
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -125,7 +128,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve_app(
-    app: FastAPI,
+    app: Starlette,
     listener: socket.socket,
     stop: asyncio.Event,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,9 +68,8 @@ def chat(
         engine, compute, kv_cache_dtype, threads, verify, debug_nan, profile, max_model_len, memory
     )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    folder = choice.folder(ref, store)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    with LLM(folder, choice.settings()) as llm:
+    with _opened(choice, ref, store) as llm:
         for question in [prompt] if prompt is not None else _questions():
             messages.append({"role": "user", "content": question})
             answer = _answer(llm, messages, params, as_json=as_json)
@@ -108,8 +108,7 @@ def generate(
     )
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     rows = _read_prompts(prompts)
-    folder = choice.folder(ref, store)
-    with LLM(folder, choice.settings()) as llm:
+    with _opened(choice, ref, store) as llm:
         prompts_read = [_as_prompt(llm, row) for row in rows]
         answers = [_row(output) for output in llm.generate(prompts_read, params)]
     print(
@@ -117,6 +116,18 @@ def generate(
         if not as_json
         else json.dumps(answers, ensure_ascii=False, indent=2)
     )
+
+
+@contextmanager
+def _opened(choice: EngineChoice, ref: str, store: Path | None) -> Iterator[LLM]:
+    """The artifact in this process; where its time went, if that was asked for, is told at the end."""
+    llm = LLM(choice.folder(ref, store), choice.settings())
+    try:
+        yield llm
+    finally:
+        llm.close()
+        for line in llm.profile_lines():
+            say(line)
 
 
 def _as_prompt(llm: LLM, row: str | list[Any]) -> str | list[int]:
