@@ -11,14 +11,12 @@ from typing import Any, Protocol, cast
 
 import psutil
 
-from gristmill.runtime.errors import InputError, UnsupportedError
+from gristmill.runtime.errors import UnsupportedError
+from gristmill.runtime.kernels.instruction_set import ISA_VARIABLE, chosen_instruction_set
 from gristmill.runtime.machine import CpuLimits, MemoryLimit, cpu_limits, memory_limit, processor_name
 from gristmill.runtime.memory import FreeMemory, free_memory
 
-__all__ = ["ISA_VARIABLE", "MachineReport", "Speeds", "chosen_instruction_set", "examine", "measure_speeds"]
-
-ISA_VARIABLE = "GRISTMILL_ISA"
-"""Environment variable that names the instruction set to use instead of the fastest."""
+__all__ = ["MachineReport", "Speeds", "examine", "measure_speeds"]
 
 _BUFFER = 1 << 30  # beyond the caches of most machines
 
@@ -79,15 +77,16 @@ class MachineReport:
 def examine(environment: Mapping[str, str] = os.environ) -> MachineReport:
     """Look and measure, in some seconds.
 
-    Raises InputError for a GRISTMILL_ISA that this machine does not run, and
-    UnsupportedError where the native engine is not built.
+    Raises UnsupportedError for a GRISTMILL_ISA that this machine does not run,
+    and where the native engine is not built.
     """
+    known = _instruction_sets()
     forced = environment.get(ISA_VARIABLE) or None
-    chosen = chosen_instruction_set(environment)
+    chosen = chosen_instruction_set(known, environment)
     free = free_memory()
     return MachineReport(
         processor=processor_name(),
-        instruction_sets=_instruction_sets(),
+        instruction_sets=known,
         forced=forced,
         cpus=cpu_limits(),
         memory=psutil.virtual_memory().total,
@@ -95,19 +94,6 @@ def examine(environment: Mapping[str, str] = os.environ) -> MachineReport:
         free=free,
         speeds=measure_speeds(chosen, min(_BUFFER, free.size // 4)),
     )
-
-
-def chosen_instruction_set(environment: Mapping[str, str] = os.environ) -> str:
-    """The instruction set whose kernels run: the fastest, or the one that GRISTMILL_ISA names."""
-    names = _instruction_sets()
-    forced = environment.get(ISA_VARIABLE)
-    if forced and forced not in names:
-        raise InputError(
-            f"{ISA_VARIABLE} names an instruction set that this machine does not run",
-            found=forced,
-            expected=" or ".join(names),
-        )
-    return forced or names[-1]
 
 
 def measure_speeds(instruction_set: str, buffer_bytes: int, threads: int | None = None) -> Speeds:

@@ -1,6 +1,6 @@
-from typing import Any
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ class Engine:
     def instruction_set(self) -> str: ...
     @property
     def threads(self) -> int: ...
+
 def linear_forms(isa: str) -> list[str]: ...
 def linear_panel(
     isa: str,

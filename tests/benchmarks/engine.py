@@ -34,9 +34,11 @@ from pathlib import Path
 
 from gristmill.artifacts.engines import open_engine
 from gristmill.facade import default_store
-from gristmill.runtime.doctor import chosen_instruction_set, measure_speeds
+from gristmill.runtime.doctor import measure_speeds
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import GristmillError
+from gristmill.runtime.kernels import _native
+from gristmill.runtime.kernels.instruction_set import chosen_instruction_set
 from gristmill.runtime.machine import cpu_limits, processor_name
 from gristmill.runtime.settings import EngineSettings
 from tests.benchmarks.demo_engine import demo_engine
@@ -163,7 +165,7 @@ def _measure(
     """The systems in turn, `repeats` times; the ceiling from speeds measured just before."""
     work = {system.name: count_work(own.plan, system.storage, workload) for system in (own, *peers)}
     buffer = int(max(64 << 20, work[own.name].bytes / (workload.steps or 1)))
-    speeds = measure_speeds(chosen_instruction_set(), buffer, threads)
+    speeds = measure_speeds(chosen_instruction_set(_native.instruction_sets()), buffer, threads)
     best: dict[str, float] = {}
     for _ in range(repeats):
         for system in (own, *peers):

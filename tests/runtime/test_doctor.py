@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gristmill.runtime.doctor import MachineReport, chosen_instruction_set, examine, measure_speeds
+from gristmill.runtime.doctor import MachineReport, examine, measure_speeds
 from gristmill.runtime.errors import InputError
 
 FORMATS = {"int8", "bfloat16", "float32"}
@@ -21,10 +21,6 @@ def test_the_fastest_instruction_set_is_chosen(report: MachineReport) -> None:
     assert report.instruction_sets[0] == "scalar"
     assert report.speeds.instruction_set == report.instruction_sets[-1]
     assert report.forced is None
-
-
-def test_the_environment_forces_a_slower_one() -> None:
-    assert chosen_instruction_set({"GRISTMILL_ISA": "scalar"}) == "scalar"
 
 
 def test_an_instruction_set_that_is_not_here_is_refused_with_those_that_are() -> None:

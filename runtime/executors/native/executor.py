@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import mmap
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.runtime.errors import InputError, InternalError, UnsupportedError
+from gristmill.runtime.errors import InputError, InternalError, OutsideError, UnsupportedError
 from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
 from gristmill.runtime.executors.native.model_spec import model_spec
 from gristmill.runtime.executors.native.modes import NATIVE_MODES
 from gristmill.runtime.executors.native.stored import EngineFile, StoredWeight
 from gristmill.runtime.executors.step_check import check_batch
 from gristmill.runtime.kernels import _native
+from gristmill.runtime.kernels.instruction_set import chosen_instruction_set
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import ExecutorOptions
 
@@ -24,7 +25,7 @@ __all__ = ["NativeExecutor"]
 _UNIT_TOKENS = 16
 _MOST_THREADS = 512
 _MOST_THREADS_A_PROCESSOR = 4
-_ISA_VARIABLE = "GRISTMILL_ISA"
+_MOST_UNITS = 2**31 - 1
 
 
 class NativeExecutor:
@@ -33,31 +34,15 @@ class NativeExecutor:
     `compute` int8 quantizes the input of each linear to int8 per token and
     group of 32; bfloat16 rounds it to bfloat16. Everything between is float32.
     Raises InputError or UnsupportedError for what the engine or this machine
-    does not have.
+    does not have, and OutsideError for memory or threads that the system
+    refuses.
     """
 
     def __init__(self, engine: EngineFile, cache: KVCacheConfig, options: ExecutorOptions) -> None:
         _check_settings(cache, options)
-        instruction_set = _chosen_instruction_set()
         self._plan = engine.plan
         self._cache = cache
-        with engine.path.open("rb") as file:
-            self._file = mmap.mmap(file.fileno(), engine.bytes, access=mmap.ACCESS_READ)
-        self._engine: _native.Engine | None = _native.Engine(
-            self._file,
-            model_spec(engine),
-            {
-                "instruction_set": instruction_set,
-                "threads": options.threads or 0,
-                "cores": [],
-                "kv_type": cache.dtype,
-                "num_blocks": cache.num_blocks,
-                "block_size": cache.block_size,
-                "integer_activations": options.compute == "int8",
-                "debug_nan": options.debug_nan,
-                "profile": options.profile,
-            },
-        )
+        self._engine: _native.Engine | None = _open_engine(engine, cache, options)
         self._info = ExecutorInfo(
             name="native-x86",
             compute=options.compute,
@@ -83,21 +68,26 @@ class NativeExecutor:
         return self._open.threads
 
     def execute(self, batch: Sequence[SequenceStep]) -> NDArray[np.float32]:
-        """See `Executor.execute`. With `debug_nan`, raises InternalError that names the layer."""
+        """See `Executor.execute`. With `debug_nan`, raises InternalError that names the layer.
+
+        The logits lie in the engine's memory, and keep it even after `close`.
+        Raises OutsideError if the system has no memory for a batch of this size.
+        """
         check_batch(self._plan, self._cache, batch)
         if not batch:
             return np.empty((0, self._plan.vocab_size), dtype=np.float32)
         lengths = [len(entry.token_ids) for entry in batch]
         blocks = [_blocks_in_use(entry, self._cache.block_size) for entry in batch]
         try:
-            return self._open.execute(
-                _flat(entry.token_ids for entry in batch),
-                np.array([entry.start for entry in batch], np.int32),
-                np.array(lengths, np.int32),
-                _flat(blocks),
-                np.cumsum([0, *map(len, blocks)], dtype=np.int32),
-                np.array(_logit_rows(batch, lengths), np.int32),
-            )
+            with _memory_for(f"a step of {sum(lengths)} tokens", "compute fewer tokens or logits a step"):
+                return self._open.execute(
+                    _flat(entry.token_ids for entry in batch),
+                    np.array([entry.start for entry in batch], np.int32),
+                    np.array(lengths, np.int32),
+                    _flat(blocks),
+                    np.cumsum([0, *map(len, blocks)], dtype=np.int32),
+                    np.array(_logit_rows(batch, lengths), np.int32),
+                )
         except RuntimeError as error:
             raise InternalError(str(error), hint="the weights may be damaged") from error
 
@@ -106,10 +96,8 @@ class NativeExecutor:
         return dict(self._open.seconds)
 
     def close(self) -> None:
-        """Give the memory back; the executor can't be used afterwards."""
-        if self._engine is not None:
-            self._engine = None
-            self._file.close()
+        """Give the memory back, once no logits are held; the executor can't be used afterwards."""
+        self._engine = None
 
     @property
     def _open(self) -> _native.Engine:
@@ -125,6 +113,13 @@ def _check_settings(cache: KVCacheConfig, options: ExecutorOptions) -> None:
             found=f"{cache.num_blocks} blocks of {cache.block_size} tokens",
             expected=f"at least one block of a multiple of {_UNIT_TOKENS} tokens",
         )
+    most_blocks = _MOST_UNITS // (cache.block_size // _UNIT_TOKENS)
+    if cache.num_blocks > most_blocks:
+        raise InputError(
+            "KV cache of the native engine",
+            found=f"{cache.num_blocks} blocks",
+            expected=f"at most {most_blocks}",
+        )
     for what, found, known in (
         ("compute type", options.compute, NATIVE_MODES.computes),
         ("KV cache type", cache.dtype, NATIVE_MODES.kv_dtypes),
@@ -136,21 +131,44 @@ def _check_settings(cache: KVCacheConfig, options: ExecutorOptions) -> None:
         raise InputError("threads of the native engine", found=options.threads, expected=f"1 to {most}")
 
 
+def _open_engine(engine: EngineFile, cache: KVCacheConfig, options: ExecutorOptions) -> _native.Engine:
+    threads = options.threads or _native.effective_threads()
+    with engine.path.open("rb") as file:  # the engine holds on to the mapping
+        weights = mmap.mmap(file.fileno(), engine.bytes, access=mmap.ACCESS_READ)
+    settings = {
+        "instruction_set": chosen_instruction_set(_native.instruction_sets()),
+        "threads": threads,
+        "cores": [],
+        "kv_type": cache.dtype,
+        "num_blocks": cache.num_blocks,
+        "block_size": cache.block_size,
+        "integer_activations": options.compute == "int8",
+        "debug_nan": options.debug_nan,
+        "profile": options.profile,
+    }
+    blocks = f"{cache.num_blocks} blocks of {cache.block_size} tokens"
+    try:
+        with _memory_for(f"a KV cache of {blocks}", "ask for fewer blocks"):
+            return _native.Engine(weights, model_spec(engine), settings)
+    except OSError as error:
+        raise OutsideError(
+            f"the system refuses {threads} threads to the native engine",
+            found=error,
+            hint="ask for fewer threads, or raise the limit on processes and memory",
+        ) from error
+
+
+@contextmanager
+def _memory_for(what: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise OutsideError(f"native engine: {what} does not fit", found=error, hint=hint) from error
+
+
 def _blocks_in_use(entry: SequenceStep, block_size: int) -> Sequence[int]:
     """The blocks that this step reads or writes; those behind them may be anything."""
     return entry.block_table[: -(-(entry.start + len(entry.token_ids)) // block_size)]
-
-
-def _chosen_instruction_set() -> str:
-    wanted = os.environ.get(_ISA_VARIABLE, "")
-    known = _native.instruction_sets()
-    if wanted and wanted not in known:
-        raise UnsupportedError(
-            f"{_ISA_VARIABLE} names an instruction set that this machine does not run",
-            found=wanted,
-            expected=" or ".join(known),
-        )
-    return wanted
 
 
 def _flat(parts: Iterable[Sequence[int]]) -> NDArray[np.int32]:

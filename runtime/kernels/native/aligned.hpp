@@ -4,10 +4,34 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
 #include <new>
+#include <string>
 #include <utility>
 
 namespace gristmill {
+
+// Says how much was asked for.
+class NoMemory : public std::bad_alloc {
+ public:
+  explicit NoMemory(int64_t bytes) : what_("no memory for " + std::to_string(bytes) + " bytes") {}
+  const char* what() const noexcept override { return what_.c_str(); }
+
+ private:
+  std::string what_;
+};
+
+// The product of sizes; throws NoMemory where it does not fit into 63 bits.
+inline int64_t byte_count(std::initializer_list<int64_t> sizes) {
+  int64_t product = 1;
+  for (const int64_t size : sizes) {
+    if (__builtin_mul_overflow(product, size, &product)) throw NoMemory(std::numeric_limits<int64_t>::max());
+  }
+  return product;
+}
 
 // Grows, never shrinks; growing drops the contents. Pages are handed out by the system when they are
 // first touched.
@@ -27,10 +51,8 @@ class Buffer {
   void reserve(int64_t bytes) {
     if (bytes <= bytes_) return;
     release();
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) throw std::bad_alloc();
-    madvise(data, bytes, MADV_HUGEPAGE);
-    data_ = data;
+    data_ = take(bytes);
+    if (data_ == nullptr) throw NoMemory(bytes);
     bytes_ = bytes;
   }
   template <typename T>
@@ -39,8 +61,23 @@ class Buffer {
   }
 
  private:
+#ifdef __SANITIZE_ADDRESS__  // from the heap: the sanitizer knows where that ends
+  static void* take(int64_t bytes) {
+    void* data = nullptr;
+    return posix_memalign(&data, 64, bytes) == 0 ? std::memset(data, 0, bytes) : nullptr;
+  }
+  static void give_back(void* data, int64_t) { std::free(data); }
+#else
+  static void* take(int64_t bytes) {
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
+    madvise(data, bytes, MADV_HUGEPAGE);
+    return data;
+  }
+  static void give_back(void* data, int64_t bytes) { munmap(data, bytes); }
+#endif
   void release() {
-    if (data_ != nullptr) munmap(data_, bytes_);
+    if (data_ != nullptr) give_back(data_, bytes_);
     data_ = nullptr;
     bytes_ = 0;
   }

@@ -21,7 +21,8 @@ struct EngineOptions {
 
 class Engine {
  public:
-  // The model's pointers must stay valid. Throws std::invalid_argument for options that can't be met.
+  // The model's pointers must stay valid. Throws std::invalid_argument for options that can't be met,
+  // std::system_error and NoMemory for threads and memory that the system refuses.
   Engine(Model model, const EngineOptions& options);
 
   const KernelTable& kernels() const { return kernels_; }
@@ -31,7 +32,7 @@ class Engine {
 
   // Logits of the asked rows, valid until the next call. Throws std::invalid_argument for an input
   // outside the model or the cache, before anything is written; std::runtime_error, with debug_nan,
-  // for values that are not finite.
+  // for values that are not finite; NoMemory for a batch that does not fit.
   const float* execute(const StepInput& input);
 
  private:

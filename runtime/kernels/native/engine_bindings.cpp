@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <map>
+#include <system_error>
 
 #include "bindings.hpp"
 #include "engine.hpp"
@@ -14,15 +15,25 @@ namespace py = pybind11;
 namespace gristmill {
 namespace {
 
+constexpr int kAlignment = 64;  // kernels read whole lines
+
 using Ints = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 
 // Offsets into the mapped file, checked against its size before they become pointers.
 class Weights {
  public:
-  Weights(const uint8_t* data, int64_t size) : data_(data), size_(size) {}
+  explicit Weights(const py::buffer_info& file)
+      : data_(static_cast<const uint8_t*>(file.ptr)), size_(file.size * file.itemsize) {
+    if (file.ndim != 1 || (file.size > 1 && file.strides[0] != file.itemsize)) {
+      throw std::invalid_argument("weights: their bytes do not follow each other");
+    }
+    if (reinterpret_cast<uintptr_t>(data_) % kAlignment != 0) {
+      throw std::invalid_argument("weights: their address is not a multiple of " + std::to_string(kAlignment));
+    }
+  }
 
   const uint8_t* at(int64_t offset, int64_t bytes) const {
-    if (offset < 0 || bytes < 0 || offset > size_ - bytes || offset % 64 != 0) {
+    if (offset < 0 || bytes < 0 || offset > size_ - bytes || offset % kAlignment != 0) {
       throw std::invalid_argument("weights: " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
                                   " of a file of " + std::to_string(size_));
     }
@@ -166,16 +177,25 @@ EngineOptions engine_options(const py::dict& options) {
            options["profile"].cast<bool>()}};
 }
 
+// A refused thread becomes an OSError with the system's number, not a RuntimeError.
+void translate_system_error(std::exception_ptr raised) {
+  try {
+    if (raised) std::rethrow_exception(raised);
+  } catch (const std::system_error& error) {
+    PyErr_SetObject(PyExc_OSError, py::make_tuple(error.code().value(), error.code().message()).ptr());
+  }
+}
+
 // Holds on to the mapped file as long as the engine reads it.
 class PyEngine {
  public:
   PyEngine(const py::buffer& file, const py::dict& spec, const py::dict& options)
       : file_(file.request()),
-        engine_(model(spec, {static_cast<const uint8_t*>(file_.ptr), file_.size * file_.itemsize}),
-                engine_options(options)) {}
+        engine_(model(spec, Weights(file_)), engine_options(options)) {}
 
-  py::array execute(const Ints& token_ids, const Ints& starts, const Ints& lengths, const Ints& block_ids,
-                    const Ints& table_starts, const Ints& logit_rows) {
+  // `self` is this engine's Python object: the logits hold on to it, since they lie in its memory.
+  py::array execute(const py::object& self, const Ints& token_ids, const Ints& starts, const Ints& lengths,
+                    const Ints& block_ids, const Ints& table_starts, const Ints& logit_rows) {
     const StepInput input{token_ids.data(),
                           starts.data(),
                           lengths.data(),
@@ -196,7 +216,7 @@ class PyEngine {
     }
     const std::vector<py::ssize_t> shape{input.rows, engine_.model().vocab_size};
     if (input.rows == 0) return py::array_t<float>(shape);
-    return py::array_t<float>(shape, logits, py::capsule(logits, [](void*) {}));
+    return py::array_t<float>(shape, logits, self);
   }
 
   std::map<std::string, double> seconds() const {
@@ -244,13 +264,21 @@ void bind_measures(py::module_& m) {
 }
 
 void bind_engine(py::module_& m) {
+  py::register_local_exception_translator(translate_system_error);
   m.def("effective_threads", effective_threads, "Threads that affinity and the control group's quota grant.");
   py::class_<PyEngine>(m, "Engine", "A model in kernel layout with its paged cache; one thread calls it.")
       .def(py::init<const py::buffer&, const py::dict&, const py::dict&>(), py::arg("file"), py::arg("model"),
            py::arg("options"))
-      .def("execute", &PyEngine::execute, py::arg("token_ids"), py::arg("starts"), py::arg("lengths"),
-           py::arg("block_ids"), py::arg("table_starts"), py::arg("logit_rows"),
-           "Logits [rows, vocab] of one step; the array is valid until the next call.")
+      .def(
+          "execute",
+          [](const py::object& self, const Ints& token_ids, const Ints& starts, const Ints& lengths,
+             const Ints& block_ids, const Ints& table_starts, const Ints& logit_rows) {
+            return self.cast<PyEngine&>().execute(self, token_ids, starts, lengths, block_ids, table_starts,
+                                                  logit_rows);
+          },
+          py::arg("token_ids"), py::arg("starts"), py::arg("lengths"), py::arg("block_ids"),
+          py::arg("table_starts"), py::arg("logit_rows"),
+          "Logits [rows, vocab] of one step; the array is valid until the next call, and keeps the engine alive.")
       .def_property_readonly("seconds", &PyEngine::seconds, "Seconds by operation since the start (profile).")
       .def_property_readonly("instruction_set", &PyEngine::instruction_set)
       .def_property_readonly("threads", &PyEngine::threads);

@@ -11,6 +11,7 @@ namespace gristmill {
 
 class KvCache {
  public:
+  // Throws std::invalid_argument for sizes that can't be, NoMemory for those that can't be had.
   KvCache(const Model& model, KvType type, int num_blocks, int block_size);
 
   int num_blocks() const { return num_blocks_; }

@@ -16,16 +16,28 @@ namespace {
 constexpr int kRepeats = 5;  // the best counts: a neighbour can only take away
 constexpr int64_t kRounds = 200'000;
 
-// Seconds that all threads need for work(thread), started together.
+// Seconds that all threads need for work(thread), started together. Throws std::system_error, and leaves no
+// thread, if the system refuses one.
 double timed(int threads, const std::function<void(int)>& work) {
   std::atomic<int> ready{0};
+  std::atomic<bool> refused{false};
   const auto run = [&](int thread) {
     ++ready;
-    while (ready < threads) std::this_thread::yield();
+    while (ready < threads) {
+      if (refused) return;
+      std::this_thread::yield();
+    }
     work(thread);
   };
   std::vector<std::thread> others;
-  for (int i = 1; i < threads; ++i) others.emplace_back(run, i);
+  others.reserve(threads);
+  try {
+    for (int i = 1; i < threads; ++i) others.emplace_back(run, i);
+  } catch (...) {
+    refused = true;
+    for (std::thread& other : others) other.join();
+    throw;
+  }
   const auto start = std::chrono::steady_clock::now();
   run(0);
   for (std::thread& other : others) other.join();

@@ -90,13 +90,21 @@ void Gate::wait(uint32_t passed) {
 ThreadPool::ThreadPool(int threads, const std::vector<int>& cores)
     : threads_(threads), taken_(new Shared[threads]), own_(new Own[threads]) {
   own_[0].round = 1;  // words start in round 0
-  for (int i = 1; i < threads; ++i) {
-    workers_.emplace_back([this, i] { work(i); });
-    if (i < static_cast<int>(cores.size())) pin(workers_.back(), cores[i]);
+  workers_.reserve(threads);
+  try {
+    for (int i = 1; i < threads; ++i) {
+      workers_.emplace_back([this, i] { work(i); });
+      if (i < static_cast<int>(cores.size())) pin(workers_.back(), cores[i]);
+    }
+  } catch (...) {  // the destructor does not run
+    stop();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stopping_ = true;
   start_gate_.open();
   for (std::thread& worker : workers_) worker.join();

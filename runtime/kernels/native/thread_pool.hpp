@@ -29,7 +29,7 @@ class Gate {
 class ThreadPool {
  public:
   // The calling thread of run() is thread 0; `threads - 1` are started. With `cores`, thread i > 0
-  // is pinned to cores[i]. Throws std::system_error if the system refuses a thread.
+  // is pinned to cores[i]. Throws std::system_error, and leaves no thread, if the system refuses one.
   ThreadPool(int threads, const std::vector<int>& cores);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -69,6 +69,7 @@ class ThreadPool {
   };
 
   void work(int thread);
+  void stop();
   void close();
   bool complete(const Own& own) const;
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gristmill.cli.options import JsonOption
 from gristmill.cli.output import human_bytes, print_fields, print_json
-from gristmill.runtime.doctor import ISA_VARIABLE, MachineReport, examine
+from gristmill.runtime.doctor import MachineReport, examine
+from gristmill.runtime.kernels.instruction_set import ISA_VARIABLE
 
 __all__ = ["doctor"]
 

@@ -55,7 +55,8 @@ def meaning(form: WeightForm, block: RowBlock) -> NDArray[Any]:
     zeros: Any = (
         form.midpoint if block.zero_points is None else block.zero_points[:, groups].astype(np.float32)
     )
-    return (block.values.astype(np.float32) - zeros) * block.scales[:, groups]
+    weight: NDArray[Any] = (block.values.astype(np.float32) - zeros) * block.scales[:, groups]
+    return weight
 
 
 def stored_weight(form: WeightForm, packed: NDArray[np.uint8], row: int, column: int) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from gristmill.runtime.errors import InputError, InternalError, UnsupportedError
 from gristmill.runtime.executors.base import KVCacheConfig, SequenceStep
@@ -84,6 +85,8 @@ def test_a_refused_step_writes_nothing(executor: NativeExecutor) -> None:
         ({"block_size": 0}, "blocks of 0 tokens"),
         ({"block_size": 24}, "blocks of 24 tokens"),
         ({"block_size": -16}, "blocks of -16 tokens"),
+        ({"blocks": 2**31}, "found 2147483648 blocks; expected at most 2147483647"),
+        ({"blocks": 2**30, "block_size": 32}, "found 1073741824 blocks; expected at most 1073741823"),
         ({"threads": 0}, "threads of the native engine; found 0; expected 1 to"),
         ({"threads": -1}, "threads of the native engine; found -1; expected 1 to"),
         ({"threads": 10_000}, "threads of the native engine; found 10000; expected 1 to"),
@@ -128,23 +131,25 @@ def test_a_closed_executor_says_so(engine: TinyEngine, open_native: OpenExecutor
     closed.close()
 
 
+RAW_OPTIONS: Mapping[str, Any] = {
+    "instruction_set": "",
+    "threads": 2,
+    "cores": [],
+    "kv_type": "float32",
+    "num_blocks": 4,
+    "block_size": 16,
+    "integer_activations": True,
+    "debug_nan": False,
+    "profile": False,
+}
+
+
 @pytest.fixture(scope="module")
 def raw(engine: TinyEngine) -> Callable[..., Any]:
     """Two sequences of two tokens straight into the C++ engine, with some arrays replaced."""
-    options = {
-        "instruction_set": "",
-        "threads": 2,
-        "cores": [],
-        "kv_type": "float32",
-        "num_blocks": 4,
-        "block_size": 16,
-        "integer_activations": True,
-        "debug_nan": False,
-        "profile": False,
-    }
     with engine.file.path.open("rb") as file:
         weights = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    made = _native.Engine(weights, model_spec(engine.file), options)
+    made = _native.Engine(weights, model_spec(engine.file), dict(RAW_OPTIONS))
     good = {
         "token_ids": [1, 2, 3, 4],
         "starts": [0, 0],
@@ -200,3 +205,32 @@ def test_arrays_that_disagree_are_refused(bad: str, raw: Callable[..., Any]) -> 
     with pytest.raises(ValueError, match=r"\S"):
         raw(**BAD_ARRAYS[bad])
     assert np.array_equal(raw(), expected)
+
+
+def at_address(data: bytes, remainder: int) -> NDArray[np.uint8]:
+    """The bytes in memory from an address that leaves `remainder` when divided by 64."""
+    room = np.zeros(len(data) + 128, np.uint8)
+    start = (remainder - room.ctypes.data) % 64
+    room[start : start + len(data)] = np.frombuffer(data, np.uint8)
+    return room[start : start + len(data)]
+
+
+@pytest.mark.parametrize("remainder", [1, 4, 16, 32])
+def test_weights_that_kernels_can_not_read_in_lines_are_refused(remainder: int, engine: TinyEngine) -> None:
+    weights = at_address(engine.file.path.read_bytes(), remainder)
+    with pytest.raises(ValueError, match="address is not a multiple of 64"):
+        _native.Engine(weights, model_spec(engine.file), dict(RAW_OPTIONS))
+
+
+def test_weights_with_gaps_are_refused(engine: TinyEngine) -> None:
+    weights = at_address(engine.file.path.read_bytes() * 2, 0)[::2]
+    with pytest.raises(ValueError, match="bytes do not follow each other"):
+        _native.Engine(weights, model_spec(engine.file), dict(RAW_OPTIONS))
+
+
+@pytest.mark.parametrize("sizes", [(2**30, 32), (2**31 - 1, 2**31 - 16)])
+def test_a_cache_that_32_bits_can_not_number_is_refused(sizes: tuple[int, int], engine: TinyEngine) -> None:
+    weights = at_address(engine.file.path.read_bytes(), 0)
+    options = {**RAW_OPTIONS, "num_blocks": sizes[0], "block_size": sizes[1]}
+    with pytest.raises(ValueError, match="numbered with 32 bits"):
+        _native.Engine(weights, model_spec(engine.file), options)
