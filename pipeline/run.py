@@ -13,7 +13,7 @@ from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.store import Store
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.calibrate import calibrate
-from gristmill.pipeline.checkpoint import write_verified
+from gristmill.pipeline.checkpoint import WrittenCheckpoint, write_verified
 from gristmill.pipeline.compile.stage import compile_engine, require_runnable
 from gristmill.pipeline.environment import build_threads, determinism_contract, peak_memory, using_threads
 from gristmill.pipeline.golden_prompts import golden_prompts
@@ -22,7 +22,7 @@ from gristmill.pipeline.package import Built, package
 from gristmill.pipeline.plan import plan_memory, require_memory
 from gristmill.pipeline.progress import Progress, SilentProgress
 from gristmill.pipeline.prove import Proof, prove
-from gristmill.pipeline.quantize.run import quantize_key, quantize_model
+from gristmill.pipeline.quantize.run import QuantizedModel, quantize_key, quantize_model
 from gristmill.pipeline.quantize.settings import quantize_settings
 from gristmill.pipeline.record import StageClock, places_of
 from gristmill.pipeline.stages import StageCache
@@ -32,6 +32,7 @@ from gristmill.pipeline.validate.original import OriginalLogits
 from gristmill.pipeline.validate.overlap import refuse_shared_records
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.executors.load import best_engine
+from gristmill.runtime.formats.select import FormatName
 
 __all__ = ["build"]
 
@@ -68,10 +69,7 @@ def build(
         for note in quantized.notes:
             tell.note(note)
         with clock.stage("checkpoint"):
-            write = partial(write_verified, model.source, quantized.tensors, quantized.dense, stages=stages)
-            checkpoints = {
-                name: write(format=name, quantize_key=key) for name in (recipe.checkpoint, *recipe.exports)
-            }
+            checkpoints = _write_checkpoints(recipe, model, quantized, key, stages)
         own = checkpoints[recipe.checkpoint]
         with clock.stage("compile"):
             engines = [compile_engine(target, own, stages, tell) for target in recipe.engines]
@@ -98,6 +96,14 @@ def build(
             artifact = package(recipe, built, store, clock.record(places_of(recipe), memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
     return artifact
+
+
+def _write_checkpoints(
+    recipe: Recipe, model: BuildModel, quantized: QuantizedModel, key: str, stages: StageCache
+) -> dict[FormatName, WrittenCheckpoint]:
+    """The recipe's own checkpoint and its exports, by format."""
+    write = partial(write_verified, model.source, quantized.tensors, quantized.dense, stages=stages)
+    return {name: write(format=name, quantize_key=key) for name in (recipe.checkpoint, *recipe.exports)}
 
 
 def _gate_results(recipe: Recipe, proof: Proof, served: str) -> tuple[GateResult, ...]:

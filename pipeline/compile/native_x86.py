@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.pipeline.compile.native_forms import Part, common_form, linear_part, quantized_part
+from gristmill.pipeline.compile.target import OnProgress
 from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint
 from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.executors.native.engine_file import (
@@ -45,8 +46,6 @@ _MOST_HEAD_DIM = 256
 _PAGE = 4096
 _LINE = 64
 _ROWS_AT_ONCE = 32 * TILE_ROWS
-
-OnProgress = Callable[[int, int], None]
 
 
 def compile_native(checkpoint: Path, out: Path, on_progress: OnProgress | None = None) -> None:

@@ -21,33 +21,11 @@
 
 namespace gristmill {
 namespace {
-#include "vectors.inl"
-#include "elementwise.inl"
-#include "attention.inl"
-#include "linear_float.inl"
-#include "linear_int8_avx512.inl"
-#include "linear_int8_amx.inl"
-#include "linear_bfloat16_amx.inl"
-#include "peak.inl"
-
-KernelTable make_table() {
-  KernelTable table{};
-  table.name = "amx";
-  table.panel = 16;
-  set_elementwise_kernels(table);
-  set_attention_kernels(table);
-  set_linear_float_kernels(table);
-  set_linear_int8_kernels(table);
-  set_linear_int8_tile_kernels(table);
-  set_linear_bfloat16_tile_kernels(table);
-  set_peak_kernels(table);
-  return table;
-}
-
+#include "vector_kernels.inl"
 }  // namespace
 
 const KernelTable* amx_table() {
-  static const KernelTable table = make_table();
+  static const KernelTable table = vector_table("amx");
   return supports_amx() ? &table : nullptr;
 }
 

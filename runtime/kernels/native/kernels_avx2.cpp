@@ -11,29 +11,11 @@
 
 namespace gristmill {
 namespace {
-#include "vectors.inl"
-#include "elementwise.inl"
-#include "attention.inl"
-#include "linear_float.inl"
-#include "linear_int8_avx2.inl"
-#include "peak.inl"
-
-KernelTable make_table() {
-  KernelTable table{};
-  table.name = "avx2";
-  table.panel = 8;
-  set_elementwise_kernels(table);
-  set_attention_kernels(table);
-  set_linear_float_kernels(table);
-  set_linear_int8_kernels(table);
-  set_peak_kernels(table);
-  return table;
-}
-
+#include "vector_kernels.inl"
 }  // namespace
 
 const KernelTable* avx2_table() {
-  static const KernelTable table = make_table();
+  static const KernelTable table = vector_table("avx2");
   return supports_avx2() ? &table : nullptr;
 }
 

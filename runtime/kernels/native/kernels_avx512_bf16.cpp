@@ -18,29 +18,11 @@
 
 namespace gristmill {
 namespace {
-#include "vectors.inl"
-#include "elementwise.inl"
-#include "attention.inl"
-#include "linear_float.inl"
-#include "linear_int8_avx512.inl"
-#include "peak.inl"
-
-KernelTable make_table() {
-  KernelTable table{};
-  table.name = "avx512-bf16";
-  table.panel = 8;
-  set_elementwise_kernels(table);
-  set_attention_kernels(table);
-  set_linear_float_kernels(table);
-  set_linear_int8_kernels(table);
-  set_peak_kernels(table);
-  return table;
-}
-
+#include "vector_kernels.inl"
 }  // namespace
 
 const KernelTable* avx512_bf16_table() {
-  static const KernelTable table = make_table();
+  static const KernelTable table = vector_table("avx512-bf16");
   return supports_avx512_bf16() ? &table : nullptr;
 }
 
