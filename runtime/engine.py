@@ -30,22 +30,38 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A checked request: `params` have their seed and max_tokens filled in."""
+    """A checked request: `params` have their seed and max_tokens filled in.
+
+    Of two requests the one with the lower `priority` goes first. Requests share
+    cached prefixes only under the same `cache_salt`.
+    """
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The engine's state at this moment; `num_preemptions` counts from the start."""
+    """The engine's state at this moment.
+
+    `num_waiting_tokens` are the prompt tokens of waiting requests. A free block
+    may still hold a cached prefix: `num_cached_blocks` do. The last four count from the start:
+    `prefix_queries` prompt tokens were looked up in the prefix cache and `prefix_hits` found.
+    """
 
     num_running: int
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
     num_preemptions: int
+    num_waiting_tokens: int = 0
+    num_cached_blocks: int = 0
+    num_recomputed: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
     @property
     def kv_cache_usage(self) -> float:

@@ -8,9 +8,25 @@ from typing import Literal
 
 from gristmill.runtime.sampling.logprobs import TokenLogprobs
 
-__all__ = ["CompletionOutput", "FinishReason", "OutputCollector", "OutputDelta", "RequestOutput"]
+__all__ = [
+    "CompletionOutput",
+    "FinishReason",
+    "OutputCollector",
+    "OutputDelta",
+    "PromptProgress",
+    "RequestOutput",
+]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far a prompt is read: `computed` of `total` tokens, the first `cached` of them from the cache."""
+
+    total: int
+    cached: int
+    computed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +38,10 @@ class OutputDelta:
     completion's last delta, `stop_reason` to the stop string or token id that
     ended it (None for the model's own end), `error` when it failed.
     `prompt_logprobs` comes on a completion's first delta, if asked for.
+    `progress` comes with every step that reads a part of the prompt, the first
+    of them when the completion begins to run; such a delta may hold nothing
+    else. `num_preemptions` and `num_recomputed` (tokens computed again after
+    them) are set on the last delta.
     """
 
     request_id: str
@@ -33,6 +53,9 @@ class OutputDelta:
     stop_reason: int | str | None = None
     error: Exception | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    progress: PromptProgress | None = None
+    num_preemptions: int = 0
+    num_recomputed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +75,7 @@ class RequestOutput:
     """All answers to one prompt. `prompt` is None when token ids were given.
 
     The first entry of `prompt_logprobs` is None: nothing stands before the first token.
+    `num_cached_tokens` of the prompt were in the prefix cache when its first answer began.
     """
 
     request_id: str
@@ -59,6 +83,7 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -12,7 +13,13 @@ __all__ = ["Compute", "EngineModes", "EngineSettings", "ExecutorOptions"]
 
 Compute = Literal["int8", "bfloat16", "float32"]
 
-_AT_LEAST_ONE = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_scored_tokens")
+_AT_LEAST_ONE = (
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_scored_tokens",
+    "max_waiting_tokens",
+)
 _OPTIONAL = ("max_model_len", "memory_bytes", "kv_cache_bytes", "threads")
 
 
@@ -28,6 +35,10 @@ class EngineSettings:
     max_num_batched_tokens  tokens of one step; more serve prompts faster and let other requests wait longer
     max_scored_tokens       prompt positions of one step that report log probabilities
     max_waiting             requests that may queue beyond those that run
+    max_waiting_tokens      prompt tokens that may queue
+    itl_target_ms           time a step may take while answers are being written, in milliseconds: the prompts
+                            read beside them are cut to fit
+    prefix_caching          keep the keys and values of prompts for later ones that begin alike
     memory_bytes            most memory for weights, cache and work space together; None for what is free
     kv_cache_bytes          most memory for the cache; None for what is useful and fits
     golden_tolerance        largest KL in nats at which an engine passes its start-up proof; None for the
@@ -46,6 +57,9 @@ class EngineSettings:
     max_num_batched_tokens: int = 512
     max_scored_tokens: int = 128
     max_waiting: int = 256
+    max_waiting_tokens: int = 1 << 20
+    itl_target_ms: float = 50.0
+    prefix_caching: bool = True
     memory_bytes: int | None = None
     kv_cache_bytes: int | None = None
     golden_tolerance: float | None = None
@@ -63,6 +77,8 @@ class EngineSettings:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} is invalid", found=value, expected="a whole number of at least 1")
+        if not 0 < self.itl_target_ms < math.inf:
+            raise InputError("itl_target_ms is invalid", found=self.itl_target_ms, expected="more than 0")
 
     @property
     def kv_dtype(self) -> KVDtype:

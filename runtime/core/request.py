@@ -26,17 +26,23 @@ class Request:
     `token_ids` are prompt and output together; the keys and values of the
     first `num_computed` of them are in the cache, through `block_table`. A
     preempted request keeps its output and computes everything again.
-    `score_prompt` asks for a row of logits at every prompt position.
+    `score_prompt` asks for a row of logits at every prompt position. Of two
+    requests the one with the lower `priority` goes first. Only requests with the
+    same `cache_salt` share cached prefixes; `num_cached` prompt tokens were found
+    there when it first began to run.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     score_prompt: bool = False
+    priority: int = 0
+    cache_salt: str = ""
     arrival: int = field(init=False, default=-1)
     state: RequestState = field(init=False, default=RequestState.WAITING)
     token_ids: list[int] = field(init=False)
     num_computed: int = field(init=False, default=0)
+    num_cached: int = field(init=False, default=0)
     block_table: list[int] = field(init=False, default_factory=list)
     num_preemptions: int = field(init=False, default=0)
 

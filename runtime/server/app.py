@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gristmill.runtime.errors import GristmillError
+from gristmill.runtime.server.caller import caller_of
 from gristmill.runtime.server.chat import chat
 from gristmill.runtime.server.completions import complete
 from gristmill.runtime.server.errors import on_client_left, on_error, on_http_error
@@ -52,10 +53,10 @@ def create_app(models: Mapping[str, ServedModel], metrics: Metrics) -> Starlette
 
 def _generation(models: Mapping[str, ServedModel]) -> list[Route]:
     async def completions(request: Request) -> Response:
-        return await complete(models, await read_object(request), request.receive)
+        return await complete(models, await read_object(request), caller_of(request))
 
     async def chat_completions(request: Request) -> Response:
-        return await chat(models, await read_object(request), request.receive)
+        return await chat(models, await read_object(request), caller_of(request))
 
     return [
         Route("/v1/completions", completions, methods=["POST"]),

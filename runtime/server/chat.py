@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive
 
 from gristmill.runtime.engine import EngineRequest
 from gristmill.runtime.errors import RequestError
 from gristmill.runtime.outputs import CompletionOutput, OutputDelta, RequestOutput
 from gristmill.runtime.sampling.params import MAX_LOGPROBS
 from gristmill.runtime.server.answers import Submission, check_stream_options, collect, submit, usage
+from gristmill.runtime.server.caller import Caller
 from gristmill.runtime.server.events import EventStream, unless_client_leaves
 from gristmill.runtime.server.fields import UNSUPPORTED_CHAT
 from gristmill.runtime.server.models import ServedModel, find_model, in_worker
@@ -24,7 +24,7 @@ from gristmill.runtime.tokenizer import Tokenizer
 __all__ = ["chat"]
 
 
-async def chat(models: Mapping[str, ServedModel], body: Mapping[str, Any], receive: Receive) -> Response:
+async def chat(models: Mapping[str, ServedModel], body: Mapping[str, Any], caller: Caller) -> Response:
     """Answer a chat, whole or as a stream. Raises RequestError, ClientDisconnect if the client leaves."""
     request = parse_request(ChatRequest, body, UNSUPPORTED_CHAT)
     check_stream_options(request)
@@ -35,7 +35,7 @@ async def chat(models: Mapping[str, ServedModel], body: Mapping[str, Any], recei
         return EventStream(_chunks(model.tokenizer, request, submission), submission.stream.abort)
     submission = submit(model, "chatcmpl", "chat.completion", [prepared])
     try:
-        (result,) = await unless_client_leaves(collect(submission), receive)
+        (result,) = await unless_client_leaves(collect(submission), caller.receive)
     finally:
         submission.stream.abort()
     return JSONResponse(_response(model.tokenizer, submission, result))

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive
 
 from gristmill.runtime.engine import EngineRequest
 from gristmill.runtime.errors import RequestError
 from gristmill.runtime.outputs import CompletionOutput, RequestOutput
 from gristmill.runtime.sampling.logprobs import TokenLogprobs
 from gristmill.runtime.server.answers import Submission, check_stream_options, collect, submit, usage
+from gristmill.runtime.server.caller import Caller
 from gristmill.runtime.server.events import EventStream, unless_client_leaves
 from gristmill.runtime.server.fields import UNSUPPORTED_COMPLETION
 from gristmill.runtime.server.models import ServedModel, find_model, in_worker
@@ -28,7 +28,7 @@ _DEFAULT_MAX_TOKENS = 16
 Logprobs = dict[str, list[Any]]
 
 
-async def complete(models: Mapping[str, ServedModel], body: Mapping[str, Any], receive: Receive) -> Response:
+async def complete(models: Mapping[str, ServedModel], body: Mapping[str, Any], caller: Caller) -> Response:
     """Answer a request, whole or as a stream. Raises RequestError, ClientDisconnect if the client leaves."""
     request = parse_request(CompletionRequest, body, UNSUPPORTED_COMPLETION)
     check_stream_options(request)
@@ -38,7 +38,7 @@ async def complete(models: Mapping[str, ServedModel], body: Mapping[str, Any], r
     if request.stream:
         return EventStream(_chunks(model.tokenizer, request, submission), submission.stream.abort)
     try:
-        results = await unless_client_leaves(collect(submission), receive)
+        results = await unless_client_leaves(collect(submission), caller.receive)
     finally:
         submission.stream.abort()
     return JSONResponse(_response(model.tokenizer, request, submission, results))
