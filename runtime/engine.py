@@ -80,6 +80,7 @@ class LLMEngine:
         self._executor = executor
         self._profile = StepProfile(executor)
         self._tokenizer = tokenizer
+        self._settings = settings
         self._scheduler = Scheduler(
             SchedulerConfig(
                 num_blocks=executor.cache.num_blocks,
@@ -99,6 +100,11 @@ class LLMEngine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._tokenizer
+
+    @property
+    def settings(self) -> EngineSettings:
+        """What it was asked for."""
+        return self._settings
 
     @property
     def info(self) -> ExecutorInfo:
