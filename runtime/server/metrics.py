@@ -115,8 +115,9 @@ class ModelMetrics:
         for index in range(request.params.n):
             self._timings[request_id, index] = _Timing(now)
 
-    def progressed(self, deltas: Sequence[OutputDelta], now: float) -> None:
+    def progressed(self, deltas: Sequence[OutputDelta], started: float, ended: float) -> None:
         """Record a step's tokens and ends."""
+        now = ended
         for delta in deltas:
             timing = self._timings[delta.request_id, delta.index]
             if delta.token_ids:
