@@ -9,7 +9,7 @@ from gristmill.runtime.errors import InputError
 from gristmill.runtime.executors.base import KVCacheConfig, SequenceStep
 from gristmill.runtime.model_plan import ModelPlan
 
-__all__ = ["check_batch"]
+__all__ = ["check_batch", "check_copies"]
 
 _LOGITS = ("none", "last", "all")
 
@@ -33,6 +33,12 @@ def check_batch(plan: ModelPlan, cache: KVCacheConfig, batch: Sequence[SequenceS
                     expected="one writer a block",
                 )
             writers[block] = index
+
+
+def check_copies(cache: KVCacheConfig, pairs: Sequence[tuple[int, int]]) -> None:
+    """Refuse copies that reach outside the cache. Raises InputError that names the block."""
+    for block in _integers("blocks to copy", (block for pair in pairs for block in pair)):
+        _check_block("copy", cache, block)
 
 
 def _check_tokens(where: str, plan: ModelPlan, entry: SequenceStep) -> None:
@@ -61,9 +67,14 @@ def _check_blocks(where: str, cache: KVCacheConfig, entry: SequenceStep) -> list
         )
     used = _integers(f"{where}: block table", entry.block_table[:needed])
     if min(used) < 0 or max(used) >= cache.num_blocks:
-        wrong = next(block for block in used if not 0 <= block < cache.num_blocks)
-        raise InputError(f"{where}: block", found=wrong, expected=f"0 to {cache.num_blocks - 1}")
+        for block in used:
+            _check_block(where, cache, block)
     return used
+
+
+def _check_block(where: str, cache: KVCacheConfig, block: int) -> None:
+    if not 0 <= block < cache.num_blocks:
+        raise InputError(f"{where}: block", found=block, expected=f"0 to {cache.num_blocks - 1}")
 
 
 def _integers(what: str, values: Iterable[int]) -> list[int]:

@@ -14,7 +14,7 @@ from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, Sequen
 from gristmill.runtime.executors.native.model_spec import model_spec
 from gristmill.runtime.executors.native.modes import NATIVE_MODES
 from gristmill.runtime.executors.native.stored import EngineFile, StoredWeight
-from gristmill.runtime.executors.step_check import check_batch
+from gristmill.runtime.executors.step_check import check_batch, check_copies
 from gristmill.runtime.kernels import _native
 from gristmill.runtime.kernels.instruction_set import chosen_instruction_set
 from gristmill.runtime.model_plan import ModelPlan
@@ -90,6 +90,12 @@ class NativeExecutor:
                 )
         except RuntimeError as error:
             raise InternalError(str(error), hint="the weights may be damaged") from error
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `Executor.copy_blocks`."""
+        check_copies(self._cache, pairs)
+        for source, target in pairs:
+            self._open.copy_block(source, target)
 
     def profile(self) -> dict[str, float]:
         """Seconds by operation so far, waiting at barriers included; zeros without `profile`."""

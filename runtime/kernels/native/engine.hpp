@@ -35,6 +35,9 @@ class Engine {
   // for values that are not finite; NoMemory for a batch that does not fit.
   const float* execute(const StepInput& input);
 
+  // Between steps: see KvCache.
+  void copy_block(int source, int target) { cache_.copy_block(source, target); }
+
  private:
   Model model_;
   const KernelTable& kernels_;

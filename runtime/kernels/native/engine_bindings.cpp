@@ -219,6 +219,8 @@ class PyEngine {
     return py::array_t<float>(shape, logits, self);
   }
 
+  void copy_block(int source, int target) { engine_.copy_block(source, target); }
+
   std::map<std::string, double> seconds() const {
     std::map<std::string, double> result;
     for (int i = 0; i < static_cast<int>(Operation::count); ++i) {
@@ -279,6 +281,8 @@ void bind_engine(py::module_& m) {
           py::arg("token_ids"), py::arg("starts"), py::arg("lengths"), py::arg("block_ids"),
           py::arg("table_starts"), py::arg("logit_rows"),
           "Logits [rows, vocab] of one step; the array is valid until the next call, and keeps the engine alive.")
+      .def("copy_block", &PyEngine::copy_block, py::arg("source"), py::arg("target"),
+           "Copy the keys and values of one block over another's, in all layers.")
       .def_property_readonly("seconds", &PyEngine::seconds, "Seconds by operation since the start (profile).")
       .def_property_readonly("instruction_set", &PyEngine::instruction_set)
       .def_property_readonly("threads", &PyEngine::threads);

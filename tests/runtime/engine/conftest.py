@@ -24,7 +24,10 @@ from numpy.typing import NDArray
 from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
 from gristmill.runtime.model_plan import ModelPlan, NormPlan
-from gristmill.runtime.server.run import bind, serve_engines
+from gristmill.runtime.server.listen import bind, url_of
+from gristmill.runtime.server.models import LoadedModel
+from gristmill.runtime.server.service import Load, serve_models
+from gristmill.runtime.server.settings import ServerSettings
 from gristmill.runtime.settings import EngineSettings
 from gristmill.runtime.tokenizer import Tokenizer
 
@@ -95,15 +98,23 @@ class CacheModel:
             assert self._gate.wait(30)
         if any(self._fail_on in step.token_ids for step in batch):
             raise RuntimeError("the device is on fire")
-        owned = [block for step in batch for block in step.block_table]
-        assert len(set(owned)) == len(owned), "two sequences write to one block"
+        written = [block for step in batch for block in self._written(step)]
+        assert len(set(written)) == len(written), "two sequences write to one block"
         for step in batch:
             self._write(step)
         rows = [row for step in batch for row in self._logits(step)]
         return np.stack(rows) if rows else np.empty((0, VOCAB_SIZE), np.float32)
 
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            self._tokens[target] = self._tokens[source]
+
     def close(self) -> None:
         self.closed = True
+
+    def _written(self, step: SequenceStep) -> Sequence[int]:
+        size = self.cache.block_size
+        return step.block_table[step.start // size : -(-(step.start + len(step.token_ids)) // size)]
 
     def _write(self, step: SequenceStep) -> None:
         for position, token_id in enumerate(step.token_ids, step.start):
@@ -220,16 +231,25 @@ def byte_model_folder(tmp_path: Path) -> Path:
 
 
 class ServerThread:
-    """A real server on a thread of its own; `url` is its base address, `stop` begins the drain."""
+    """A real server on a thread of its own.
 
-    def __init__(self, engines: dict[str, LLMEngine], grace_seconds: float) -> None:
+    `url` is its base address, `stop` begins the drain, `error` is what ended it, if anything did.
+    """
+
+    def __init__(self, load: Load, settings: ServerSettings, options: dict[str, Any]) -> None:
         self._listener = bind("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._engines = engines
-        self._grace_seconds = grace_seconds
+        self.url = url_of(self._listener)
+        self.error: BaseException | None = None
+        self._load = load
+        self._settings = settings
+        self._options = options
+        self._started = threading.Event()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
+        assert self._started.wait(10)
+
+    def wait_until_ready(self) -> None:
         assert self._ready.wait(10)
 
     def stop(self) -> None:
@@ -240,22 +260,41 @@ class ServerThread:
         self._thread.join(30)
         assert not self._thread.is_alive(), "the server did not end"
 
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            self.error = error
+
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        await serve_engines(
-            self._engines,
+        self._started.set()
+        await serve_models(
+            self._load,
             self._listener,
             self._stop,
+            self._settings,
             on_ready=self._ready.set,
-            grace_seconds=self._grace_seconds,
+            **self._options,
         )
 
 
 @contextmanager
-def running_server(grace_seconds: float = 10.0, **engines: LLMEngine) -> Iterator[ServerThread]:
-    server = ServerThread(engines, grace_seconds)
+def running_server(
+    grace_seconds: float = 10.0,
+    settings: ServerSettings | None = None,
+    options: dict[str, Any] | None = None,
+    load: Load | None = None,
+    **engines: LLMEngine,
+) -> Iterator[ServerThread]:
+    """A ready server for engines by model id, or one that is not waited for with a `load` of its own."""
+    loaded = [LoadedModel(name, engine) for name, engine in engines.items()]
+    settings = settings or ServerSettings(grace_seconds=grace_seconds)
+    server = ServerThread(load or (lambda tell: loaded), settings, options or {})
     try:
+        if load is None:
+            server.wait_until_ready()
         yield server
     finally:
         server.stop()
