@@ -17,27 +17,55 @@ from gristmill.runtime.errors import GristmillError
 from gristmill.runtime.server.caller import caller_of
 from gristmill.runtime.server.chat import chat
 from gristmill.runtime.server.completions import complete
+from gristmill.runtime.server.embeddings import refuse_embeddings
 from gristmill.runtime.server.errors import on_client_left, on_error, on_http_error
+from gristmill.runtime.server.events import PING_SECONDS
 from gristmill.runtime.server.metrics import Metrics
 from gristmill.runtime.server.models import ServedModel, find_model, model_card
-from gristmill.runtime.server.openapi import describe_api
 from gristmill.runtime.server.parse import read_object
 from gristmill.runtime.server.protocol import ChatRequest, CompletionRequest
+from gristmill.runtime.server.tokenize import (
+    ApplyTemplateRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+    apply_template,
+    detokenize,
+    tokenize,
+)
 
 __all__ = ["create_app"]
 
 # Bodies are parsed by hand, for errors in OpenAI's form; their schema is still published.
-_BODIES: Mapping[str, type[BaseModel]] = MappingProxyType(
-    {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
+_BODIES: Mapping[str, tuple[type[BaseModel], ...]] = MappingProxyType(
+    {
+        "/v1/completions": (CompletionRequest,),
+        "/v1/chat/completions": (ChatRequest,),
+        "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
+        "/detokenize": (DetokenizeRequest,),
+        "/apply-template": (ApplyTemplateRequest,),
+    }
 )
 
 
-def create_app(models: Mapping[str, ServedModel], metrics: Metrics) -> Starlette:
-    """The OpenAI-compatible API over these models, by id; engines belong to the caller."""
+def create_app(
+    models: Mapping[str, ServedModel], metrics: Metrics, *, ping_seconds: float = PING_SECONDS
+) -> Starlette:
+    """The OpenAI-compatible API over these models, by id; engines belong to the caller.
+
+    `ping_seconds` is the longest silence of a stream.
+    """
     metrics.watch({name: model.engine.stats for name, model in models.items()})
-    routes = [*_generation(models), *_models(models), *_operations(models, metrics)]
+    routes = [
+        *_generation(models, ping_seconds),
+        *_tokens(models),
+        *_models(models),
+        *_operations(models, metrics),
+    ]
 
     async def openapi(request: Request) -> Response:
+        from gristmill.runtime.server.openapi import describe_api  # its forms take a while to build
+
         return JSONResponse(describe_api(routes, _BODIES))
 
     return Starlette(
@@ -51,16 +79,39 @@ def create_app(models: Mapping[str, ServedModel], metrics: Metrics) -> Starlette
     )
 
 
-def _generation(models: Mapping[str, ServedModel]) -> list[Route]:
+def _generation(models: Mapping[str, ServedModel], ping_seconds: float) -> list[Route]:
     async def completions(request: Request) -> Response:
-        return await complete(models, await read_object(request), caller_of(request))
+        body = await read_object(request)
+        return await complete(models, body, caller_of(request), ping_seconds=ping_seconds)
 
     async def chat_completions(request: Request) -> Response:
-        return await chat(models, await read_object(request), caller_of(request))
+        body = await read_object(request)
+        return await chat(models, body, caller_of(request), ping_seconds=ping_seconds)
+
+    async def embeddings(request: Request) -> Response:
+        refuse_embeddings(models, await read_object(request))
 
     return [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
+    ]
+
+
+def _tokens(models: Mapping[str, ServedModel]) -> list[Route]:
+    async def tokenize_prompt(request: Request) -> Response:
+        return JSONResponse(await tokenize(models, await read_object(request)))
+
+    async def detokenize_tokens(request: Request) -> Response:
+        return JSONResponse(await detokenize(models, await read_object(request)))
+
+    async def apply_chat_template(request: Request) -> Response:
+        return JSONResponse(await apply_template(models, await read_object(request)))
+
+    return [
+        Route("/tokenize", tokenize_prompt, methods=["POST"]),
+        Route("/detokenize", detokenize_tokens, methods=["POST"]),
+        Route("/apply-template", apply_chat_template, methods=["POST"]),
     ]
 
 
