@@ -36,7 +36,10 @@ class CpuLimits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A container's limit and what it uses of it, in bytes."""
+    """A container's limit and what it uses of it, in bytes.
+
+    Pages of files that were not touched of late do not count as used: the kernel gives them back when asked.
+    """
 
     limit: int
     usage: int
@@ -102,8 +105,14 @@ def _memory_limit(folder: Path) -> MemoryLimit | None:
         if not (limit and usage and limit.isdecimal() and usage.isdecimal()):
             continue
         if int(limit) < _NO_LIMIT:
-            return MemoryLimit(int(limit), int(usage))
+            return MemoryLimit(int(limit), max(0, int(usage) - _idle_file_pages(folder)))
     return None
+
+
+def _idle_file_pages(folder: Path) -> int:
+    """Bytes of the page cache that the group could lose without noticing."""
+    values = dict(line.split(" ", 1) for line in (_read(folder / "memory.stat") or "").splitlines())
+    return int(values.get("total_inactive_file", values.get("inactive_file", "0")))
 
 
 def _read(file: Path) -> str | None:
