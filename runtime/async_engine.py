@@ -133,7 +133,7 @@ class AsyncEngine:
 
     def retry_after(self) -> float:
         """Seconds after which the queue has likely moved."""
-        return 1.0
+        return self._engine.retry_after()
 
     def submit(self, request_id: str, requests: Sequence[EngineRequest]) -> AnswerStream:
         """Queue prompts together, or none of them; never waits.
@@ -165,6 +165,10 @@ class AsyncEngine:
     def fail(self, error: Exception) -> None:
         """End everything with an error that its clients are shown, after the current step."""
         self._commands.put(partial(self._engine.fail, error))
+
+    def drop_cached_prefixes(self) -> None:
+        """Forget the prefixes of ended requests, after the current step."""
+        self._commands.put(self._engine.reset_prefix_cache)
 
     async def call(self, work: Callable[[], T]) -> T:
         """The result of `work`, run by the engine's thread between two steps; raises what it raises."""

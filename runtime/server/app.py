@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,7 +19,6 @@ from gristmill.runtime.server.completions import complete
 from gristmill.runtime.server.embeddings import refuse_embeddings
 from gristmill.runtime.server.errors import on_client_left, on_error, on_http_error
 from gristmill.runtime.server.events import PING_SECONDS
-from gristmill.runtime.server.metrics import Metrics
 from gristmill.runtime.server.models import ServedModel, find_model, model_card
 from gristmill.runtime.server.parse import read_object
 from gristmill.runtime.server.protocol import ChatRequest, CompletionRequest
@@ -49,18 +47,18 @@ _BODIES: Mapping[str, tuple[type[BaseModel], ...]] = MappingProxyType(
 
 
 def create_app(
-    models: Mapping[str, ServedModel], metrics: Metrics, *, ping_seconds: float = PING_SECONDS
+    models: Mapping[str, ServedModel], operations: Sequence[Route], *, ping_seconds: float = PING_SECONDS
 ) -> Starlette:
-    """The OpenAI-compatible API over these models, by id; engines belong to the caller.
+    """The OpenAI-compatible API over these models, by id, and the routes about the server itself.
 
+    Engines belong to the caller, which may add and replace models at any time.
     `ping_seconds` is the longest silence of a stream.
     """
-    metrics.watch({name: model.engine.stats for name, model in models.items()})
     routes = [
         *_generation(models, ping_seconds),
         *_tokens(models),
         *_models(models),
-        *_operations(models, metrics),
+        *operations,
     ]
 
     async def openapi(request: Request) -> Response:
@@ -123,16 +121,3 @@ def _models(models: Mapping[str, ServedModel]) -> list[Route]:
         return JSONResponse(model_card(find_model(models, request.path_params["name"])))
 
     return [Route("/v1/models", list_models), Route("/v1/models/{name:path}", get_model)]
-
-
-def _operations(models: Mapping[str, ServedModel], metrics: Metrics) -> list[Route]:
-    async def health(request: Request) -> Response:
-        dead = [name for name, model in models.items() if not model.engine.is_alive]
-        if dead:
-            return JSONResponse({"status": "unhealthy", "models": dead}, 503)
-        return JSONResponse({"status": "ok"})
-
-    async def scrape(request: Request) -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    return [Route("/health", health), Route("/metrics", scrape)]

@@ -21,6 +21,7 @@ from gristmill.cli.engine_options import (
 from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.server.run import run_server
+from gristmill.runtime.server.settings import ServerSettings
 
 __all__ = ["serve"]
 
@@ -66,4 +67,5 @@ def serve(
     )
     settings = choice.settings()
     folders = [choice.folder(ref, store) for ref in refs]
-    run_server(folders, host, port, settings, grace_seconds=grace, json_ready=as_json)
+    server = ServerSettings(host, port, grace_seconds=grace)
+    run_server(folders, settings, server, json_ready=as_json)
