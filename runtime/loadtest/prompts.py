@@ -49,7 +49,7 @@ class TokenPrompts:
     first: int = 100
     end: int = 1000
 
-    def make(self, segments: Sequence[Segment]) -> Prompt:
+    def make(self, segments: Sequence[Segment]) -> list[int]:
         """Random ids."""
         ids = range(self.first, self.end)
         return [
@@ -67,7 +67,7 @@ class WordPrompts:
     tokens_per_word: float
     added: int
 
-    def make(self, segments: Sequence[Segment]) -> Prompt:
+    def make(self, segments: Sequence[Segment]) -> str:
         """Words, one at least; the last segment makes room for what the server adds."""
         most = sum(segment.tokens for segment in segments) - self.added
         written: list[str] = []
@@ -86,12 +86,13 @@ async def calibrate_words(count: CountTokens) -> WordPrompts:
     Otherwise all, at their mean.
     """
     words = tuple(dict.fromkeys(_WORDS.split()))
-    once, twice = await count(" ".join(words)), await count(" ".join(words * 2))
-    added = max(0, 2 * once - twice)
+    middle = len(words) // 2
+    whole, *halves = [await count(" ".join(part)) for part in (words, words[:middle], words[middle:])]
+    added = max(0, sum(halves) - whole)
     single = await _single_token_words(words, count, added)
     if len(single) >= len(words) // 4:
         return WordPrompts(single, 1.0, added)
-    return WordPrompts(words, (twice - once) / len(words), added)
+    return WordPrompts(words, (whole - added) / len(words), added)
 
 
 async def _single_token_words(words: tuple[str, ...], count: CountTokens, added: int) -> tuple[str, ...]:

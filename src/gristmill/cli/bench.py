@@ -135,8 +135,9 @@ def bench(
         return
     if target is None:
         raise InputError("nothing to measure", expected="a URL or a REF, --history or --compare A B")
-    if plot is not None:
-        check_plot(plot)
+    _check_files(output, plot)
+    if warmup is not None and warmup < 0:
+        raise InputError("--warmup", found=warmup, expected="0 or more")
     lengths = LengthOptions(prompt_tokens, output_tokens, mixed, shared_prefix_tokens)
     loads = LoadOptions(
         concurrency, rate, trace, trace_speed, trace_max_tokens, requests, duration, repeat, seed
@@ -151,6 +152,15 @@ def bench(
     if runs[-1]["interrupted"]:
         say("interrupted: this is what was measured until then")
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _check_files(output: Path | None, plot: Path | None) -> None:
+    """Refuse what can't be written before anything is measured."""
+    if plot is not None:
+        check_plot(plot)
+    for option, path in (("--output", output), ("--plot", plot)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"{option} {path}", found="no such folder")
 
 
 def _measure(
