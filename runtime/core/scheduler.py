@@ -29,7 +29,7 @@ from gristmill.runtime.core.integrity import problems
 from gristmill.runtime.core.limits import check_fits, queue_full
 from gristmill.runtime.core.request import Request, RequestState
 from gristmill.runtime.core.room import victims_for
-from gristmill.runtime.core.step_plan import Chunk, LogitRows, StepPlan, StepWork, attention_pairs
+from gristmill.runtime.core.step_plan import Chunk, LogitRows, StepPlan, StepWork, step_work
 from gristmill.runtime.core.token_budget import LEAST_TOKENS, largest_budget, num_readers, share_tokens
 from gristmill.runtime.errors import InternalError, RequestError
 
@@ -144,11 +144,14 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan one step; empty only when there is no request at all. Blocks for it are held on return."""
+        preemptions = self._counts.preemptions
         decodes = self._grow_decodes()
         tokens = self._most_prompt_tokens(decodes)
-        copies = self._admit(decodes, tokens)
+        # Blocks that a decode just took from a request are not for a newcomer.
+        scarce = self._counts.preemptions > preemptions
+        copies = [] if scarce else self._admit(decodes, tokens)
         chunks = [self._chunk(request, 1) for request in decodes if request.state is RequestState.RUNNING]
-        chunks += self._read_prompts(self._readers(decodes), tokens, StepWork.of(chunks))
+        chunks += self._read_prompts(self._readers(decodes), tokens, step_work(chunks))
         return StepPlan(tuple(chunks), tuple(copies))
 
     def advance(self, plan: StepPlan) -> None:
@@ -162,7 +165,7 @@ class Scheduler:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Learn how long an executed step took."""
-        self._cost.observe(StepWork.of(plan.chunks), seconds)
+        self._cost.observe(step_work(plan.chunks), seconds)
 
     def finish(self, request_id: str) -> None:
         """End a request in any state and free its blocks; an unknown id is a fault of the caller."""
@@ -207,10 +210,10 @@ class Scheduler:
         most = self._config.max_num_batched_tokens - len(decodes)
         if not decodes:
             return most
-        context = sum(request.num_computed + 1 for request in decodes)
+        decode_work = StepWork().plus((request.num_computed, 1, 1) for request in decodes)
 
         def in_time(tokens: int) -> bool:
-            work = StepWork(tokens, attention_pairs(0, tokens), len(decodes), context)
+            work = decode_work.plus([(0, tokens, 0)])
             return self._cost.predict(work) <= self._config.itl_target
 
         return largest_budget(min(LEAST_TOKENS, most), most, in_time)
@@ -232,7 +235,10 @@ class Scheduler:
         copies = []
         readers = self._readers(decodes)
         in_flight = self._blocks_in_flight(readers, tokens)
+        left: list[Request] = []
         for request in list(self._waiting):
+            if any(victim.order < request.order for victim in left):  # it waits before this one now
+                break
             wants = [other.num_remaining for other in readers if other.priority <= request.priority]
             if num_readers([*wants, 1], tokens) <= len(wants):
                 break
@@ -244,6 +250,7 @@ class Scheduler:
                 break
             for victim in victims:
                 self._preempt(victim)
+            left += victims
             copies += self._enter(request)
             readers = self._readers(decodes)
             in_flight[self._tables.next_block(request)] = request.priority
@@ -288,7 +295,8 @@ class Scheduler:
 
         def in_time(budget: int) -> bool:
             shares = share_tokens(readers, wants, budget)
-            return self._cost.predict(_with_prompts(decode_work, readers, shares)) <= self._config.itl_target
+            parts = [(r.num_computed, share, 0) for r, share in zip(readers, shares, strict=True)]
+            return self._cost.predict(decode_work.plus(parts)) <= self._config.itl_target
 
         if decode_work.decodes and readers:
             tokens = largest_budget(min(tokens, max(count, LEAST_TOKENS)), tokens, in_time)
@@ -315,8 +323,3 @@ class Scheduler:
         elif completes and request.max_tokens:
             rows = "last"
         return Chunk(request, request.num_computed, length, completes, rows)
-
-
-def _with_prompts(work: StepWork, readers: list[Request], shares: list[int]) -> StepWork:
-    pairs = sum(attention_pairs(r.num_computed, share) for r, share in zip(readers, shares, strict=True))
-    return StepWork(sum(shares), pairs, work.decodes, work.context_tokens, 0)

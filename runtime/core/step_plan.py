@@ -8,7 +8,7 @@ from typing import Literal
 
 from gristmill.runtime.core.request import Request
 
-__all__ = ["Chunk", "LogitRows", "StepPlan", "StepWork", "attention_pairs"]
+__all__ = ["Chunk", "LogitRows", "StepPlan", "StepWork", "step_work"]
 
 LogitRows = Literal["none", "last", "all"]
 
@@ -56,22 +56,27 @@ class StepWork:
     context_tokens: int = 0
     rows: int = 0
 
-    @classmethod
-    def of(cls, chunks: Iterable[Chunk]) -> StepWork:
-        """The work of a plan's chunks; one of a single token counts as a decode."""
-        prefill_tokens = decodes = context_tokens = rows = 0
+    def plus(self, chunks: Iterable[tuple[int, int, int]]) -> StepWork:
+        """This and chunks as (start, length, rows of logits); one of a single token counts as a decode."""
+        prefill_tokens, decodes, context_tokens, rows = 0, 0, 0, 0
         prefill_pairs = 0.0
-        for chunk in chunks:
-            if chunk.length == 1:
+        for start, length, num_rows in chunks:
+            if length == 1:
                 decodes += 1
-                context_tokens += chunk.start + 1
+                context_tokens += start + 1
             else:
-                prefill_tokens += chunk.length
-                prefill_pairs += attention_pairs(chunk.start, chunk.length)
-                rows += chunk.num_logit_rows
-        return cls(prefill_tokens, prefill_pairs, decodes, context_tokens, rows)
+                prefill_tokens += length
+                prefill_pairs += length * (start + length / 2)
+                rows += num_rows
+        return StepWork(
+            self.prefill_tokens + prefill_tokens,
+            self.prefill_pairs + prefill_pairs,
+            self.decodes + decodes,
+            self.context_tokens + context_tokens,
+            self.rows + rows,
+        )
 
 
-def attention_pairs(start: int, length: int) -> float:
-    """Pairs of tokens that `length` tokens from position `start` attend to."""
-    return length * (start + length / 2)
+def step_work(chunks: Iterable[Chunk]) -> StepWork:
+    """What `chunks` cost together."""
+    return StepWork().plus((chunk.start, chunk.length, chunk.num_logit_rows) for chunk in chunks)
