@@ -16,7 +16,8 @@ def normalise_messages(messages: Sequence[Message], form: MessageForm) -> list[d
     """The same chat in the form that a template takes; what it takes already stays as it is.
 
     Text parts are joined, missing content becomes "", a call's arguments become
-    the object or the JSON text that the template reads. Raises RequestError for
+    the object or the JSON text that the template reads, and a developer's message
+    is the system's where the template knows no developer. Raises RequestError for
     content that is not text and for arguments that are not JSON.
     """
     return [_normalise(message, form, index) for index, message in enumerate(messages)]
@@ -24,6 +25,8 @@ def normalise_messages(messages: Sequence[Message], form: MessageForm) -> list[d
 
 def _normalise(message: Message, form: MessageForm, index: int) -> dict[str, Any]:
     normal = dict(message)
+    if message.get("role") == "developer" and not form.developer:
+        normal["role"] = "system"
     calls = message.get("tool_calls")
     text = message_text(message, index)
     if not text and calls and form.calls:

@@ -20,6 +20,7 @@ from gristmill.runtime.errors import GristmillError, InputError, RequestError
 from gristmill.runtime.executors.base import Executor, ExecutorInfo, SequenceStep
 from gristmill.runtime.generation import Generation
 from gristmill.runtime.outputs import FinishReason, OutputDelta
+from gristmill.runtime.sampling.bad_words import bad_word_token_ids
 from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.sampling.sampler import SampledToken, sample_rows
 from gristmill.runtime.settings import EngineSettings
@@ -195,6 +196,9 @@ class LLMEngine:
         the answer.
         """
         vocab_size = self._executor.plan.vocab_size
+        if params.bad_words:
+            word_ids = bad_word_token_ids(params.bad_words, self._tokenizer)
+            params = replace(params, bad_word_ids=(*params.bad_word_ids, *word_ids))
         params.check_vocabulary(vocab_size)
         if params.n > self.capacity:
             raise RequestError("n is invalid", field="n", found=params.n, expected=f"at most {self.capacity}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gristmill.runtime.async_engine import AnswerStream
@@ -76,9 +76,14 @@ def prepare(
     """Tokenize and check one prompt; call it on the model's reader. Raises RequestError."""
     if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
         model.prompts.check_length(prompt)
-    prepared = model.engine.engine.prepare(prompt, params, add_special_tokens=request.add_special_tokens)
-    salt = cache_salt_of(caller.tenant, request.cache_salt)
-    return replace(prepared, priority=request.priority, cache_salt=salt)
+    return model.engine.engine.prepare(
+        prompt,
+        params,
+        add_special_tokens=request.add_special_tokens,
+        priority=request.priority,
+        cache_salt=cache_salt_of(caller.tenant, request.cache_salt),
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+    )
 
 
 def submit(

@@ -18,7 +18,6 @@ from gristmill.runtime.server.chat import chat
 from gristmill.runtime.server.completions import complete
 from gristmill.runtime.server.embeddings import refuse_embeddings
 from gristmill.runtime.server.errors import on_client_left, on_error, on_http_error
-from gristmill.runtime.server.events import PING_SECONDS
 from gristmill.runtime.server.models import ServedModel, find_model, model_card
 from gristmill.runtime.server.parse import read_object
 from gristmill.runtime.server.protocol import ChatRequest, CompletionRequest
@@ -47,7 +46,7 @@ _BODIES: Mapping[str, tuple[type[BaseModel], ...]] = MappingProxyType(
 
 
 def create_app(
-    models: Mapping[str, ServedModel], operations: Sequence[Route], *, ping_seconds: float = PING_SECONDS
+    models: Mapping[str, ServedModel], operations: Sequence[Route], *, ping_seconds: float
 ) -> Starlette:
     """The OpenAI-compatible API over these models, by id, and the routes about the server itself.
 

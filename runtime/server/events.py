@@ -17,10 +17,7 @@ from starlette.types import Receive, Scope, Send
 from gristmill.runtime.errors import GristmillError
 from gristmill.runtime.server.errors import error_body, error_response
 
-__all__ = ["PING_SECONDS", "EventStream", "unless_client_leaves"]
-
-PING_SECONDS = 10.0
-"""The longest silence of a stream, by default."""
+__all__ = ["EventStream", "unless_client_leaves"]
 
 T = TypeVar("T")
 

@@ -44,6 +44,7 @@ class PromptReader:
                 found=self._num_open,
                 expected=f"at most {self._engine.capacity}",
                 hint="try again later",
+                retry_after=self._engine.retry_after(),
             )
         self._num_open += 1
         try:

@@ -61,7 +61,7 @@ class _GenerationRequest(BaseModel):
     min_p: float = Field(0.0, description="tokens at least this probable relative to the first")
     repetition_penalty: float = Field(1.0, description="divides the logits of tokens seen before")
     presence_penalty: float = Field(0.0, description="taken off the logits of tokens written before")
-    frequency_penalty: float = Field(0.0, description="the same, times how often they were written")
+    frequency_penalty: float = Field(0.0, description="the same, as often as they were written")
     max_tokens: int | None = Field(None, description="most tokens of an answer")
     min_tokens: int = Field(0, description="tokens before an answer may end")
     stop: str | list[str] = Field(default_factory=list, description="texts that end an answer")

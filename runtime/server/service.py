@@ -97,7 +97,7 @@ class _Service:
             *admin_routes(self._models, self._reloader),
         ]
         admission = Admission(
-            create_app(self._models, operations),
+            create_app(self._models, operations, ping_seconds=self._settings.ping_seconds),
             self._lifecycle,
             self._requests,
             max_open_per_tenant=self._settings.max_open_per_tenant,

@@ -164,13 +164,6 @@ def test_unsupported_fields_are_accepted_when_they_ask_for_what_is_done_anyway(h
     assert post(http, "chat/completions", CHAT | neutral).status_code == 200
 
 
-def test_every_field_is_in_one_class_only() -> None:
-    for kind, unsupported in ((CompletionRequest, UNSUPPORTED_COMPLETION), (ChatRequest, UNSUPPORTED_CHAT)):
-        supported = set(kind.model_fields)
-        assert not supported & set(unsupported)
-        assert not NO_EFFECT & (supported | set(unsupported))
-
-
 @pytest.mark.parametrize(
     "body",
     [
