@@ -1,7 +1,8 @@
 """Choose the next tokens of a step: one native call for all rows of logits.
 
 A row's result can't depend on the other requests of the batch, to the bit.
-Minimum length, logit bias and penalties change the logits in this order;
+Allowed tokens, bad words, minimum length, logit bias and penalties change the
+logits in this order;
 temperature, min-p, top-k and top-p then each work on what the last one left,
 as in vLLM. Ties go to the lowest token id. Weights are float32, so that two
 tokens whose probabilities differ by less than about 1e-6 of themselves may

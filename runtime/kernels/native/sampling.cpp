@@ -188,20 +188,21 @@ Logprobs row_logprobs(const Row& row, int64_t token_id, int32_t count, SamplingS
   return result;
 }
 
-}  // namespace
-
-Choice sample_row(const float* logits, SamplerState& state, SamplingScratch& scratch) {
-  const SamplingSettings& settings = state.settings();
-  const int64_t size = state.vocab_size();
+// The choice among the candidates, without its log probabilities.
+Choice choose(const float* logits, const SamplerState& state, SamplingScratch& scratch) {
+  const float* candidates = state.candidate_logits(logits, scratch.candidates);
+  const int64_t size = state.num_candidates();
   Choice choice;
-  choice.largest = find_maxima(logits, size, scratch.maxima);
-  if (!std::isfinite(choice.largest)) {
-    choice.fault = ChoiceFault::not_finite;
-    return choice;
+  choice.largest = find_maxima(candidates, size, scratch.maxima);
+  if (choice.largest == -kInfinity && state.has_allowed()) {  // are others of the row finite?
+    choice.largest = find_maxima(logits, state.vocab_size(), scratch.maxima);
+    choice.fault = ChoiceFault::no_token;
   }
-  Row row{logits, size, scratch.maxima, choice.largest};
+  if (!std::isfinite(choice.largest)) choice.fault = ChoiceFault::not_finite;
+  if (choice.fault != ChoiceFault::none) return choice;
+  Row row{candidates, size, scratch.maxima, choice.largest};
   if (state.adjusts()) {
-    scratch.adjusted.assign(logits, logits + size);
+    scratch.adjusted.assign(candidates, candidates + size);
     state.adjust(scratch.adjusted.data());
     row.logits = scratch.adjusted.data();
     row.best = find_maxima(row.logits, size, scratch.maxima);
@@ -210,11 +211,25 @@ Choice sample_row(const float* logits, SamplerState& state, SamplingScratch& scr
       return choice;
     }
   }
-  choice.token_id = settings.temperature == 0.0 ? first_best(row) : draw(row, state, scratch);
-  state.append(choice.token_id);
-  if (settings.logprobs >= 0) {  // of the model's own distribution
-    choice.logprobs = token_logprobs(logits, size, choice.token_id, settings.logprobs, scratch);
+  const bool greedy = state.settings().temperature == 0.0;
+  choice.token_id = state.candidate(greedy ? first_best(row) : draw(row, state, scratch));
+  return choice;
+}
+
+}  // namespace
+
+Choice sample_row(const float* logits, SamplerState& state, SamplingScratch& scratch) {
+  Choice choice = choose(logits, state, scratch);
+  if (choice.fault != ChoiceFault::none) return choice;
+  const int32_t count = state.settings().logprobs;
+  if (count >= 0) {  // of the model's own distribution
+    choice.logprobs = token_logprobs(logits, state.vocab_size(), choice.token_id, count, scratch);
+    if (!choice.logprobs->finite) {  // a token that is not allowed is to blame
+      choice = {ChoiceFault::not_finite, -1, find_maxima(logits, state.vocab_size(), scratch.maxima), {}};
+      return choice;
+    }
   }
+  state.append(choice.token_id);
   return choice;
 }
 

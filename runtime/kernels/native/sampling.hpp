@@ -1,7 +1,8 @@
 // Choosing tokens from rows of logits.
 //
 // A row's choice is a pure function of its logits, its settings and its history, to the bit. The order
-// of operations is vLLM's: minimum length, logit bias, penalties; then temperature, min-p, top-k, top-p.
+// of operations is vLLM's: allowed tokens, bad words, minimum length, logit bias, penalties; then
+// temperature, min-p, top-k, top-p.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +11,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "bad_words.hpp"
 
 namespace gristmill {
 
@@ -27,17 +30,31 @@ struct SamplingSettings {
   bool has_penalties() const;
 };
 
-// Settings and history of one completion.
+// What a completion is told about single tokens.
+struct TokenRules {
+  std::vector<int64_t> end_token_ids;  // not before min_tokens
+  std::vector<std::pair<int64_t, double>> logit_bias;
+  std::vector<std::vector<int64_t>> bad_words;
+  std::optional<std::vector<int64_t>> allowed_token_ids;  // nothing else is chosen, end tokens included
+};
+
+// Settings and history of one completion. Its candidates are the allowed tokens, or without such a rule
+// the whole vocabulary, in order of their ids.
 class SamplerState {
  public:
   // Throws std::invalid_argument for a token id outside the vocabulary, but for end tokens, which
   // then can't be chosen anyhow.
   SamplerState(const SamplingSettings& settings, uint64_t seed, uint64_t completion, int64_t vocab_size,
-               const std::vector<int64_t>& prompt_token_ids, const std::vector<int64_t>& end_token_ids,
-               const std::vector<std::pair<int64_t, double>>& logit_bias);
+               const std::vector<int64_t>& prompt_token_ids, const TokenRules& rules);
 
   const SamplingSettings& settings() const { return settings_; }
   int64_t vocab_size() const { return vocab_size_; }
+  bool has_allowed() const { return allowed_.has_value(); }
+  int64_t num_candidates() const;
+  int32_t candidate(int64_t place) const;
+
+  // The logits of the candidates: the row itself, or a copy of the allowed ones in `memory`.
+  const float* candidate_logits(const float* logits, std::vector<float>& memory) const;
 
   // Add the token that was chosen.
   void append(int64_t token_id);
@@ -48,19 +65,22 @@ class SamplerState {
   // True when `adjust` has something to change.
   bool adjusts() const;
 
-  // Changes a row in place. Each value is computed in float64 and rounded once.
+  // Changes the candidates' logits in place. Each value is computed in float64 and rounded once.
   void adjust(float* logits) const;
 
  private:
   struct Touched {
-    int32_t token_id;
+    int64_t place;  // among the candidates
     int32_t count = 0;  // times it was chosen
     bool seen = false;  // in the prompt or the output
     bool ends = false;
     double bias = 0.0;
   };
 
-  Touched& touch(int64_t token_id);
+  void set_allowed(const std::vector<int64_t>& token_ids);
+  void check(int64_t token_id) const;
+  int64_t place_of(int64_t token_id) const;  // among the candidates; -1 if it is none
+  Touched* touch(int64_t token_id);          // null for a token that is no candidate
   float adjusted(float logit, const Touched& token) const;
   bool too_short() const { return num_output_ < settings_.min_tokens; }
 
@@ -71,6 +91,8 @@ class SamplerState {
   int64_t position_;
   int64_t num_output_ = 0;
   bool has_bias_;
+  std::optional<std::vector<int32_t>> allowed_;  // sorted
+  BadWords bad_words_;
   std::vector<Touched> touched_;
   std::unordered_map<int32_t, std::size_t> places_;  // of token ids in touched_
 };
@@ -101,7 +123,7 @@ struct Choice {
 
 // Memory for one row's work, grown as rows need it.
 struct SamplingScratch {
-  std::vector<float> maxima, adjusted, weights, kept_values, kept_weights;
+  std::vector<float> maxima, candidates, adjusted, weights, kept_values, kept_weights;
   std::vector<double> sums;
   std::vector<int32_t> kept_ids, counts;
 };

@@ -82,7 +82,8 @@ SamplerState make_state(uint64_t seed, uint64_t completion, int64_t vocab_size,
                         const std::vector<std::pair<int64_t, double>>& logit_bias, double temperature,
                         int64_t top_k, double top_p, double min_p, double repetition_penalty,
                         double presence_penalty, double frequency_penalty, int64_t min_tokens,
-                        int32_t logprobs) {
+                        int32_t logprobs, const std::vector<std::vector<int64_t>>& bad_words,
+                        const std::optional<std::vector<int64_t>>& allowed_token_ids) {
   SamplingSettings settings{};
   settings.temperature = temperature;
   settings.top_k = top_k;
@@ -93,7 +94,8 @@ SamplerState make_state(uint64_t seed, uint64_t completion, int64_t vocab_size,
   settings.frequency_penalty = frequency_penalty;
   settings.min_tokens = min_tokens;
   settings.logprobs = logprobs;
-  return SamplerState(settings, seed, completion, vocab_size, prompt_token_ids, end_token_ids, logit_bias);
+  return SamplerState(settings, seed, completion, vocab_size, prompt_token_ids,
+                      {end_token_ids, logit_bias, bad_words, allowed_token_ids});
 }
 
 void bind_state(py::module_& m) {
@@ -102,7 +104,9 @@ void bind_state(py::module_& m) {
            py::arg("vocab_size"), py::arg("prompt_token_ids"), py::arg("end_token_ids"),
            py::arg("logit_bias"), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
            py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"),
-           py::arg("frequency_penalty"), py::arg("min_tokens"), py::arg("logprobs"))
+           py::arg("frequency_penalty"), py::arg("min_tokens"), py::arg("logprobs"),
+           py::arg("bad_words") = std::vector<std::vector<int64_t>>(),
+           py::arg("allowed_token_ids") = py::none())
       .def("append", &SamplerState::append, py::arg("token_id"), "Add a token that was chosen.")
       .def("uniform", &SamplerState::uniform,
            "A number in [0, 1) that depends on the seed, the completion and the position alone.");

@@ -1,5 +1,5 @@
 // What the sampler remembers of one completion: its tokens so far and its stream of random numbers.
-#include <cmath>
+#include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -35,44 +35,89 @@ bool SamplingSettings::has_penalties() const {
 
 SamplerState::SamplerState(const SamplingSettings& settings, uint64_t seed, uint64_t completion,
                            int64_t vocab_size, const std::vector<int64_t>& prompt_token_ids,
-                           const std::vector<int64_t>& end_token_ids,
-                           const std::vector<std::pair<int64_t, double>>& logit_bias)
+                           const TokenRules& rules)
     : settings_(settings),
       seed_(seed),
       completion_(completion),
       vocab_size_(vocab_size),
       position_(static_cast<int64_t>(prompt_token_ids.size())),
-      has_bias_(!logit_bias.empty()) {
+      has_bias_(!rules.logit_bias.empty()),
+      bad_words_(rules.bad_words) {
   if (vocab_size < 1 || vocab_size > std::numeric_limits<int32_t>::max()) {
     throw std::invalid_argument("vocab_size " + std::to_string(vocab_size) + " is invalid");
   }
-  for (const int64_t token_id : end_token_ids) {
-    if (token_id >= 0 && token_id < vocab_size) touch(token_id).ends = true;
+  if (rules.allowed_token_ids) set_allowed(*rules.allowed_token_ids);
+  for (const std::vector<int64_t>& word : rules.bad_words) {
+    for (const int64_t token_id : word) check(token_id);
   }
-  for (const auto& [token_id, bias] : logit_bias) touch(token_id).bias += bias;
+  for (const int64_t token_id : rules.end_token_ids) {
+    if (token_id < 0 || token_id >= vocab_size) continue;
+    if (Touched* token = touch(token_id)) token->ends = true;
+  }
+  for (const auto& [token_id, bias] : rules.logit_bias) {
+    if (Touched* token = touch(token_id)) token->bias += bias;
+  }
   if (!settings_.has_penalties()) return;
-  for (const int64_t token_id : prompt_token_ids) touch(token_id).seen = true;
+  for (const int64_t token_id : prompt_token_ids) {
+    if (Touched* token = touch(token_id)) token->seen = true;
+  }
 }
 
-SamplerState::Touched& SamplerState::touch(int64_t token_id) {
-  if (token_id < 0 || token_id >= vocab_size_) {
-    throw std::invalid_argument("token id " + std::to_string(token_id) + " is outside the vocabulary of " +
-                                std::to_string(vocab_size_));
-  }
-  const auto [place, is_new] = places_.try_emplace(static_cast<int32_t>(token_id), touched_.size());
+void SamplerState::set_allowed(const std::vector<int64_t>& token_ids) {
+  for (const int64_t token_id : token_ids) check(token_id);
+  allowed_.emplace(token_ids.begin(), token_ids.end());
+  std::sort(allowed_->begin(), allowed_->end());
+  allowed_->erase(std::unique(allowed_->begin(), allowed_->end()), allowed_->end());
+}
+
+void SamplerState::check(int64_t token_id) const {
+  if (token_id >= 0 && token_id < vocab_size_) return;
+  throw std::invalid_argument("token id " + std::to_string(token_id) + " is outside the vocabulary of " +
+                              std::to_string(vocab_size_));
+}
+
+int64_t SamplerState::num_candidates() const {
+  return allowed_ ? static_cast<int64_t>(allowed_->size()) : vocab_size_;
+}
+
+int32_t SamplerState::candidate(int64_t place) const {
+  return allowed_ ? (*allowed_)[place] : static_cast<int32_t>(place);
+}
+
+int64_t SamplerState::place_of(int64_t token_id) const {
+  if (!allowed_) return token_id;
+  const auto found = std::lower_bound(allowed_->begin(), allowed_->end(), token_id);
+  return found != allowed_->end() && *found == token_id ? found - allowed_->begin() : -1;
+}
+
+const float* SamplerState::candidate_logits(const float* logits, std::vector<float>& memory) const {
+  if (!allowed_) return logits;
+  memory.resize(allowed_->size());
+  std::transform(allowed_->begin(), allowed_->end(), memory.begin(),
+                 [logits](int32_t token_id) { return logits[token_id]; });
+  return memory.data();
+}
+
+SamplerState::Touched* SamplerState::touch(int64_t token_id) {
+  check(token_id);
+  const int64_t place = place_of(token_id);
+  if (place < 0) return nullptr;
+  const auto [found, is_new] = places_.try_emplace(static_cast<int32_t>(token_id), touched_.size());
   if (is_new) {
     touched_.emplace_back();
-    touched_.back().token_id = static_cast<int32_t>(token_id);
+    touched_.back().place = place;
   }
-  return touched_[place->second];
+  return &touched_[found->second];
 }
 
 void SamplerState::append(int64_t token_id) {
   if (settings_.has_penalties()) {
-    Touched& token = touch(token_id);
-    ++token.count;
-    token.seen = true;
+    if (Touched* token = touch(token_id)) {
+      ++token->count;
+      token->seen = true;
+    }
   }
+  bad_words_.append(token_id);
   ++position_;
   ++num_output_;
 }
@@ -83,10 +128,16 @@ double SamplerState::uniform() const {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-bool SamplerState::adjusts() const { return too_short() || has_bias_ || settings_.has_penalties(); }
+bool SamplerState::adjusts() const {
+  return too_short() || has_bias_ || settings_.has_penalties() || !bad_words_.empty();
+}
 
 void SamplerState::adjust(float* logits) const {
-  for (const Touched& token : touched_) logits[token.token_id] = adjusted(logits[token.token_id], token);
+  for (const Touched& token : touched_) logits[token.place] = adjusted(logits[token.place], token);
+  bad_words_.visit([&](int64_t token_id) {  // last, as nothing lifts a token from -infinity
+    const int64_t place = place_of(token_id);
+    if (place >= 0) logits[place] = -std::numeric_limits<float>::infinity();
+  });
 }
 
 // Repetition (CTRL, Keskar et al. 2019) counts prompt and output, the other penalties the output alone.

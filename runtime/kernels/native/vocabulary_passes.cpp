@@ -33,7 +33,7 @@ GRISTMILL_INLINE float float_of(int32_t bits) {
 GRISTMILL_INLINE int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
 
 struct Extent {
-  int32_t most = std::numeric_limits<int32_t>::min();  // ordered
+  int32_t most = ~kInfinityBits;  // ordered: of no values, -infinity
   int32_t magnitude = 0;
 };
 

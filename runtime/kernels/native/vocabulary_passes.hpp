@@ -14,8 +14,8 @@ constexpr int64_t vocabulary_blocks(int64_t count) {
   return (count + kVocabularyBlock - 1) / kVocabularyBlock;
 }
 
-// The largest value of each block. Returns the largest of all, or NaN if any value is not a number; the
-// maxima are then meaningless.
+// The largest value of each block. Returns the largest of all, -infinity for none, or NaN if any value is
+// not a number; the maxima are then meaningless.
 float block_maxima(const float* values, int64_t count, float* maxima);
 
 // weights[i] = exp((values[i] - best) * scale), and 0 where that is below 2^-126: relative error about
