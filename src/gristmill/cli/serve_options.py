@@ -26,6 +26,7 @@ __all__ = [
     "MemoryRestartOption",
     "MemorySoftOption",
     "NoPrefixCachingOption",
+    "PingIntervalOption",
     "PortOption",
     "RefsArgument",
     "StallOption",
@@ -94,6 +95,10 @@ MaxOpenPerKeyOption = Annotated[
 
 GraceOption = Annotated[
     float, typer.Option("--grace", metavar="SECONDS", help="Time for running requests after a signal.")
+]
+PingIntervalOption = Annotated[
+    float,
+    typer.Option("--ping-interval", metavar="SECONDS", help="Longest silence of a stream that waits."),
 ]
 StallOption = Annotated[
     float,
