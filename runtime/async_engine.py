@@ -87,12 +87,11 @@ class AsyncEngine:
     def __init__(
         self,
         engine: LLMEngine,
-        observer: EngineObserver | None = None,
-        *,
+        *observers: EngineObserver,
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
         self._engine = engine
-        self._observer = observer
+        self._observers = observers
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, tuple[AnswerStream, int]] = {}
@@ -153,8 +152,8 @@ class AsyncEngine:
             self._num_open += request.params.n
             for index in range(request.params.n):
                 self._waiting[prompt_id, index] = len(request.prompt_token_ids)
-            if self._observer is not None:
-                self._observer.submitted(prompt_id, request, time.monotonic())
+            for observer in self._observers:
+                observer.submitted(prompt_id, request, time.monotonic())
             self._commands.put(partial(self._add, prompt_id, request))
         return stream
 
@@ -286,8 +285,8 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(self._deliver, deltas, started, ended)
 
     def _deliver(self, deltas: list[OutputDelta], started: float, ended: float) -> None:
-        if self._observer is not None:
-            self._observer.progressed(deltas, started, ended)
+        for observer in self._observers:
+            observer.progressed(deltas, started, ended)
         for delta in deltas:
             self._waiting.pop((delta.request_id, delta.index), None)
             stream, num_open = self._streams[delta.request_id]

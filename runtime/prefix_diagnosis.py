@@ -29,7 +29,7 @@ _WORTH_TELLING = 0.25  # of the prompt could have been cached and was not
 _WINDOW = 8
 _SKETCH_SIZE = 128
 _NONE = np.iinfo(np.uint64).max
-_WEIGHTS = np.random.default_rng(0).integers(1, _NONE, _WINDOW, np.uint64) | np.uint64(1)
+_WEIGHTS = np.cumprod(np.full(_WINDOW, 0x9E3779B97F4A7C15, np.uint64))  # powers of the golden ratio's bits
 _TOKENS_BEFORE, _TOKENS_AFTER = 24, 48
 
 Sketch = NDArray[np.uint64]

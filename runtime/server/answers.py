@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from gristmill.runtime.outputs import OutputCollector, OutputDelta, PromptProgre
 from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.server.caller import Caller
 from gristmill.runtime.server.models import ServedModel, new_id
+from gristmill.runtime.server.prefix_watch import PrefixReport, prefix_headers
 from gristmill.runtime.server.prompts import cache_salt_of
 from gristmill.runtime.server.protocol import ChatRequest, CompletionRequest
 from gristmill.runtime.server.usage import UsageCounter
@@ -30,6 +31,7 @@ class Submission:
     stream: AnswerStream
     usage: UsageCounter
     begun: float
+    prefix_report: Awaitable[PrefixReport | None] | None
 
     async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
         """The answers' pieces, each with its prompt's index; raises the error of the first that fails."""
@@ -38,6 +40,10 @@ class Submission:
                 raise delta.error
             self.usage.add(index, delta)
             yield index, delta
+
+    async def debug_headers(self) -> dict[str, str]:
+        """What the caller asked to be told of its first prompt, once that has begun to run."""
+        return {} if self.prefix_report is None else prefix_headers(await self.prefix_report)
 
     def chunk_head(self, request: CompletionRequest | ChatRequest) -> dict[str, Any]:
         """What the next chunk of a stream begins with."""
@@ -92,6 +98,7 @@ def submit(
     kind: str,
     requests: Sequence[EngineRequest],
     request: CompletionRequest | ChatRequest,
+    caller: Caller,
 ) -> Submission:
     """Queue prompts for one response of object `kind`. Raises RequestError when there is no room."""
     answer_id = new_id(prefix)
@@ -99,7 +106,9 @@ def submit(
     if "priority" in request.model_fields_set:
         head["priority"] = request.priority
     stream = model.engine.submit(answer_id, requests)
-    return Submission(head, requests, stream, UsageCounter(requests), time.monotonic())
+    prefixes = model.prefixes if caller.asks_prefix else None
+    report = None if prefixes is None else prefixes.ask(f"{answer_id}-0")
+    return Submission(head, requests, stream, UsageCounter(requests), time.monotonic(), report)
 
 
 async def collect(submission: Submission) -> list[RequestOutput]:

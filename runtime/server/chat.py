@@ -35,15 +35,16 @@ async def chat(
     model = find_model(models, request.model)
     prepared = await model.prompts.run(lambda: _prepare(model, request, caller))
     if request.stream:
-        submission = submit(model, "chatcmpl", "chat.completion.chunk", [prepared], request)
+        submission = submit(model, "chatcmpl", "chat.completion.chunk", [prepared], request, caller)
         chunks = _chunks(model.tokenizer, request, submission)
-        return EventStream(chunks, submission.stream.abort, ping_seconds)
-    submission = submit(model, "chatcmpl", "chat.completion", [prepared], request)
+        return EventStream(chunks, submission.stream.abort, ping_seconds, submission.debug_headers)
+    submission = submit(model, "chatcmpl", "chat.completion", [prepared], request, caller)
     try:
         (result,) = await unless_client_leaves(collect(submission), caller.receive)
     finally:
         submission.stream.abort()
-    return JSONResponse(_response(model.tokenizer, request, submission, result))
+    headers = await submission.debug_headers()
+    return JSONResponse(_response(model.tokenizer, request, submission, result), headers=headers)
 
 
 def _prepare(model: ServedModel, request: ChatRequest, caller: Caller) -> EngineRequest:

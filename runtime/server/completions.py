@@ -34,15 +34,16 @@ async def complete(
     _check_best_of(request)
     model = find_model(models, request.model)
     requests = await model.prompts.run(lambda: _prepare(model, request, caller))
-    submission = submit(model, "cmpl", "text_completion", requests, request)
+    submission = submit(model, "cmpl", "text_completion", requests, request, caller)
     if request.stream:
         chunks = _chunks(model.tokenizer, request, submission)
-        return EventStream(chunks, submission.stream.abort, ping_seconds)
+        return EventStream(chunks, submission.stream.abort, ping_seconds, submission.debug_headers)
     try:
         results = await unless_client_leaves(collect(submission), caller.receive)
     finally:
         submission.stream.abort()
-    return JSONResponse(_response(model.tokenizer, request, submission, results))
+    headers = await submission.debug_headers()
+    return JSONResponse(_response(model.tokenizer, request, submission, results), headers=headers)
 
 
 def _check_best_of(request: CompletionRequest) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -50,19 +50,25 @@ class EventStream(Response):
     The status waits for the first chunk or comment, so that a request that fails
     before it gets an error's own status. A failure after it ends the stream with
     an `error` object. Comments (`: ping`) keep proxies and clients from giving up
-    on a request that waits or reads a long prompt.
+    on a request that waits or reads a long prompt. `more_headers` are known with the
+    first chunk; a comment that comes before it leaves them out.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: AsyncGenerator[dict[str, Any], None], abort: Callable[[], None], ping_seconds: float
+        self,
+        chunks: AsyncGenerator[dict[str, Any], None],
+        abort: Callable[[], None],
+        ping_seconds: float,
+        more_headers: Callable[[], Awaitable[Mapping[str, str]]],
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._abort = abort
         self._ping_seconds = ping_seconds
+        self._more_headers = more_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. However it ends, also before its first chunk, `abort` is called."""
@@ -84,6 +90,8 @@ class EventStream(Response):
         try:
             async with aclosing(self._chunks) as chunks:
                 async for chunk in chunks:
+                    if not writer.started:
+                        self.headers.update(await self._more_headers())
                     await writer.write(_event(chunk))
         except GristmillError as error:
             return error

@@ -69,6 +69,11 @@ class Metrics:
         self.answer_length = self._histogram(
             "request_generation_tokens", "Tokens of an ended answer.", _LENGTH_BUCKETS
         )
+        self.prefix_divergence = self._counter(
+            "prefix_divergence",
+            "Long prompts whose text was cached and not found, by what they differ in from a recent one.",
+            "cause",
+        )
         self.http_open = Gauge(f"{_PREFIX}http_requests_open", "HTTP requests open.", registry=self.registry)
         self._http_ended = Counter(
             f"{_PREFIX}http_requests",

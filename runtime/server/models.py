@@ -11,6 +11,7 @@ from gristmill.runtime.async_engine import AsyncEngine
 from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.errors import RequestError
 from gristmill.runtime.memory import MemoryPlan
+from gristmill.runtime.server.prefix_watch import PrefixWatch
 from gristmill.runtime.server.prompts import PromptReader
 from gristmill.runtime.tokenizer import Tokenizer
 
@@ -29,13 +30,17 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
-    """One engine under the id that clients name, and the reader of its prompts; `created` in Unix seconds."""
+    """One engine under the id that clients name, and the reader of its prompts; `created` in Unix seconds.
+
+    `prefixes` explains poor hits, where there is a prefix cache.
+    """
 
     name: str
     engine: AsyncEngine
     created: int
     memory: MemoryPlan | None = None
     digest: str | None = None
+    prefixes: PrefixWatch | None = None
     prompts: PromptReader = field(init=False)
 
     def __post_init__(self) -> None:

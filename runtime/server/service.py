@@ -26,6 +26,7 @@ from gristmill.runtime.server.memory_watch import MemoryMarks, watch_memory
 from gristmill.runtime.server.metrics import Metrics
 from gristmill.runtime.server.models import LoadedModel, ServedModel
 from gristmill.runtime.server.observer import ModelObserver
+from gristmill.runtime.server.prefix_watch import PrefixWatch
 from gristmill.runtime.server.reload import Reloader
 from gristmill.runtime.server.request_log import RequestLog
 from gristmill.runtime.server.settings import ServerSettings
@@ -149,8 +150,15 @@ class _Service:
 
     def _serve(self, loaded: LoadedModel) -> ServedModel:
         observer = ModelObserver(self._metrics, loaded.name)
-        engine = AsyncEngine(loaded.engine, observer, patience=self._settings.stall_seconds)
-        return ServedModel(loaded.name, engine, int(time.time()), loaded.memory, loaded.digest)
+        prefixes = self._prefix_watch(loaded)
+        observers = (observer,) if prefixes is None else (observer, prefixes)
+        engine = AsyncEngine(loaded.engine, *observers, patience=self._settings.stall_seconds)
+        return ServedModel(loaded.name, engine, int(time.time()), loaded.memory, loaded.digest, prefixes)
+
+    def _prefix_watch(self, loaded: LoadedModel) -> PrefixWatch | None:
+        if not loaded.engine.settings.prefix_caching:
+            return None
+        return PrefixWatch(loaded.name, loaded.engine.tokenizer, self._metrics.prefix_divergence)
 
     def _tell(self, what: str) -> None:
         self._lifecycle.detail = what
