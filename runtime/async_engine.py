@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -242,7 +243,7 @@ class AsyncEngine:
             self._engine.close()
         except Exception:
             _logger.exception("the engine's thread ended; no more requests are served")
-            self._loop.call_soon_threadsafe(self._lose_everything)
+            self._on_loop(self._lose_everything)
 
     def _take_commands(self) -> bool:
         """Run what was asked since the last step, waiting while there is nothing to do; False to stop."""
@@ -282,7 +283,11 @@ class AsyncEngine:
 
     def _publish(self, deltas: list[OutputDelta], started: float, ended: float) -> None:
         if deltas:
-            self._loop.call_soon_threadsafe(self._deliver, deltas, started, ended)
+            self._on_loop(partial(self._deliver, deltas, started, ended))
+
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has ended before a step that was given up: nobody listens
+            self._loop.call_soon_threadsafe(callback)
 
     def _deliver(self, deltas: list[OutputDelta], started: float, ended: float) -> None:
         for observer in self._observers:
