@@ -11,6 +11,8 @@ from gristmill.runtime.core.request import Request
 
 __all__ = ["BlockTables"]
 
+_WORTH_A_WAIT = 4  # blocks
+
 
 class BlockTables:
     """Gives requests their blocks and takes them back; finds and indexes prefixes if they are cached."""
@@ -28,17 +30,18 @@ class BlockTables:
             most = (len(request.token_ids) - 1) // self._config.block_size
             self._cache.extend(request.chain, request.cache_root, request.token_ids, most)
 
-    def next_block(self, request: Request) -> tuple[CachedBlock | Hashable, tuple[int, ...]] | None:
-        """The place in the cache and the tokens of the first full block behind `request.chain`.
+    def upcoming(self, request: Request) -> Hashable | None:
+        """The place and the tokens of the next few full blocks behind `request.chain`.
 
-        Equal for two requests if the next block of the one would serve the
-        other; None for one that has no such block, or does not share.
+        Equal for two requests if what the one computes there would serve the
+        other; None for one that has too little left to be worth a wait.
         """
-        first = len(request.chain)
-        if not self._config.prefix_caching or (first + 1) * self._config.block_size >= len(request.token_ids):
+        start = len(request.chain) * self._config.block_size
+        end = start + _WORTH_A_WAIT * self._config.block_size
+        if not self._config.prefix_caching or end >= len(request.token_ids):
             return None
         place = request.chain[-1] if request.chain else request.cache_root
-        return place, self._cache.block_tokens(request.token_ids, first)
+        return place, tuple(request.token_ids[start:end])
 
     def enter(self, request: Request) -> tuple[int, int] | None:
         """Give a request with a fresh chain its blocks; returns the copy that it needs, if any."""

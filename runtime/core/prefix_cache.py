@@ -56,7 +56,7 @@ class PrefixCache:
     def extend(
         self, chain: list[CachedBlock], root: Hashable, token_ids: Sequence[int], most_blocks: int
     ) -> None:
-        """Bring a remembered chain up to date, up to `most_blocks`: what was evicted goes, what came joins."""
+        """Bring a chain up to date: what was evicted goes, what came joins, `most_blocks` in all."""
         while chain and (not chain[-1].is_cached or len(chain) > most_blocks):
             chain.pop()
         children = self._children(chain, root)

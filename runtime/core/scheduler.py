@@ -226,7 +226,7 @@ class Scheduler:
     def _admit(self, decodes: list[Request], tokens: int) -> list[tuple[int, int]]:
         """Let waiting requests enter while a step of `tokens` has use for them; returns the copies they need.
 
-        A prompt waits while another request computes the next block of it, or
+        A prompt waits while another request computes the next blocks of it, or
         while enough long ones are read, and others go before it. One that lacks
         room holds up all behind it: else a large one might wait for ever.
         """
@@ -253,16 +253,14 @@ class Scheduler:
             left += victims
             copies += self._enter(request)
             readers = self._readers(decodes)
-            in_flight[self._tables.next_block(request)] = request.priority
+            in_flight[self._tables.upcoming(request)] = request.priority
         return copies
 
     def _blocks_in_flight(self, readers: list[Request], tokens: int) -> dict[Hashable, int]:
         """The next blocks of the prompts that this step reads, and how urgent their readers are."""
         count = num_readers([request.num_remaining for request in readers], tokens)
         return {
-            self._tables.next_block(request): request.priority
-            for request in readers[:count]
-            if request.indexes
+            self._tables.upcoming(request): request.priority for request in readers[:count] if request.indexes
         }
 
     def _must_wait(self, request: Request, wants: list[int], in_flight: dict[Hashable, int]) -> bool:
@@ -271,8 +269,8 @@ class Scheduler:
         most = self._config.max_num_batched_tokens
         if unread > most and sum(want > most for want in wants) >= _MOST_LONG_READERS:
             return True
-        block = None if request.score_prompt else self._tables.next_block(request)
-        return block is not None and in_flight.get(block, request.priority + 1) <= request.priority
+        blocks = None if request.score_prompt else self._tables.upcoming(request)
+        return blocks is not None and in_flight.get(blocks, request.priority + 1) <= request.priority
 
     def _enter(self, request: Request) -> list[tuple[int, int]]:
         copy = self._tables.enter(request)

@@ -60,7 +60,7 @@ class CacheModel:
     """An executor whose only state is the token ids in its paged cache.
 
     A step takes `delay` seconds, waits for `gate` if there is one, and raises
-    if it holds the token `fail_on`.
+    if it holds the token `fail_on`; `on_step` is shown its batch.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class CacheModel:
         delay: float = 0.0,
         gate: threading.Event | None = None,
         fail_on: int | None = None,
+        on_step: Callable[[Sequence[SequenceStep]], None] | None = None,
     ) -> None:
         self.cache = cache
         self.info = ExecutorInfo("cache-model", "float32", cache.dtype)
@@ -90,12 +91,15 @@ class CacheModel:
         self._delay = delay
         self._gate = gate
         self._fail_on = fail_on
+        self._on_step = on_step
         self._tokens = np.full((cache.num_blocks, cache.block_size), -1, np.int64)
 
     def execute(self, batch: Sequence[SequenceStep]) -> NDArray[np.float32]:
         time.sleep(self._delay)
         if self._gate is not None:
             assert self._gate.wait(30)
+        if self._on_step is not None:
+            self._on_step(batch)
         if any(self._fail_on in step.token_ids for step in batch):
             raise RuntimeError("the device is on fire")
         written = [block for step in batch for block in self._written(step)]
@@ -123,10 +127,29 @@ class CacheModel:
 
     def _logits(self, step: SequenceStep) -> list[NDArray[np.float32]]:
         end = step.start + len(step.token_ids)
-        tokens = self._tokens[list(step.block_table)].reshape(-1)[:end].tolist()
-        assert -1 not in tokens, "a position was read before it was written"
+        read = self._tokens[list(step.block_table)].reshape(-1)[:end]
+        assert (read != -1).all(), "a position was read before it was written"
         first = end - step.num_logit_rows
+        tokens = read.tolist() if first < end else []
         return [self._rule(tokens[: position + 1]) for position in range(first, end)]
+
+
+class WorkClock:
+    """A clock that only steps move, each by its work; `steps` are their seconds.
+
+    5 milliseconds a step, 0.4 a token and 1 for 1,000 pairs of tokens that attention looks at.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+
+    def __call__(self) -> float:
+        return sum(self.steps)
+
+    def work(self, batch: Sequence[SequenceStep]) -> None:
+        sizes = [(step.start, len(step.token_ids)) for step in batch]
+        pairs = sum(length * (start + length / 2) for start, length in sizes)
+        self.steps.append(5e-3 + 4e-4 * sum(length for _, length in sizes) + 1e-6 * pairs)
 
 
 def byte_alphabet() -> list[str]:
@@ -197,14 +220,24 @@ def make_engine(byte_tokenizer: Tokenizer) -> Callable[..., LLMEngine]:
         delay: float = 0.0,
         gate: threading.Event | None = None,
         fail_on: int | None = None,
+        work_clock: WorkClock | None = None,
+        on_step: Callable[[Sequence[SequenceStep]], None] | None = None,
         tokenizer: Tokenizer = byte_tokenizer,
         **settings: Any,
     ) -> LLMEngine:
         cache = KVCacheConfig(num_blocks, block_size, "float32")
-        model = CacheModel(RULES[rule], cache, delay=delay, gate=gate, fail_on=fail_on)
-        return LLMEngine(model, tokenizer, EngineSettings(compute="float32", **settings))
+        shown = on_step if work_clock is None else work_clock.work
+        model = CacheModel(RULES[rule], cache, delay=delay, gate=gate, fail_on=fail_on, on_step=shown)
+        clock = time.perf_counter if work_clock is None else work_clock
+        return LLMEngine(model, tokenizer, EngineSettings(compute="float32", **settings), clock=clock)
 
     return make
+
+
+@pytest.fixture
+def work_clock() -> WorkClock:
+    """Time that only work takes, for one engine."""
+    return WorkClock()
 
 
 @pytest.fixture(scope="session")
