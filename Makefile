@@ -7,7 +7,7 @@ SANITIZED := build/sanitize
 SANITIZER = PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
 
-.PHONY: demo test check sanitize format bench-engine bench-peers bench-quality bench-start clean
+.PHONY: demo test check sanitize format bench-engine bench-peers bench-quality bench-serving bench-start clean
 
 demo: $(READY)  ## build the demo model, serve it, ask one question
 	$(PY) -m gristmill.cli.demo
@@ -36,11 +36,14 @@ format: $(READY)  ## format and fix what can be fixed
 bench-quality: $(READY)  ## quantization quality and time beside the peers' table
 	$(PY) -m tests.benchmarks.quality $(ARGS)
 
-bench-peers: $(READY)  ## the engine benchmark's peers and their models, under build/peers; takes minutes once
+bench-peers: $(READY)  ## the benchmarks' peers and their models, under build/peers; takes minutes once
 	$(PY) -m tests.benchmarks.peers
 
 bench-engine: $(READY)  ## prefill and decode beside the peers and the machine's own limits
 	$(PY) -m tests.benchmarks.engine $(ARGS)
+
+bench-serving: $(READY)  ## latency and throughput over HTTP beside the peers
+	$(PY) -m tests.benchmarks.serving $(ARGS)
 
 bench-start: $(READY)  ## from the start of a process to its first token, and its memory
 	$(PY) -m tests.benchmarks.start $(ARGS)

@@ -13,6 +13,7 @@ from gristmill.runtime.loadtest.client import CompletionClient
 from gristmill.runtime.loadtest.http import parse_endpoint
 from gristmill.runtime.loadtest.metrics import ServiceLevel, summarize
 from gristmill.runtime.loadtest.probe import probe_extras, probe_model, probe_prompts
+from gristmill.runtime.loadtest.prompts import PromptMaker
 from gristmill.runtime.loadtest.replay import Measurement, replay, warm_up
 from gristmill.runtime.loadtest.workload import Workload
 
@@ -66,11 +67,15 @@ class LoadTest:
         measured = asyncio.run(self._measure(workloads, progress or Silent()))
         return [summarize(one, self.level, self.price_per_hour) for one in measured]
 
-    async def _measure(self, workloads: Sequence[Workload], progress: Progress) -> list[Measurement]:
+    async def connect(self) -> tuple[CompletionClient, PromptMaker]:
+        """A client and what writes its prompts, after asking the server what it can do. Raises as `run`."""
         client = CompletionClient(parse_endpoint(self.url), api_key=self.api_key, timeout=self.timeout)
         client.model = await probe_model(client, self.model)
         client.extras = await probe_extras(client)
-        maker = await probe_prompts(client, token_ids=self.token_ids)
+        return client, await probe_prompts(client, token_ids=self.token_ids)
+
+    async def _measure(self, workloads: Sequence[Workload], progress: Progress) -> list[Measurement]:
+        client, maker = await self.connect()
         measured: list[Measurement] = []
         try:
             for workload in workloads:

@@ -174,7 +174,13 @@ def _measure(
         return [{**run, "environment": {**environment, "url": target}} for run in runs]
     facade.engine_folder(target, store=store)  # a wrong REF is told here, not by the child
     command = [sys.executable, "-m", "gristmill.cli.app", "serve", target, "--port", "0", "--json"]
-    command += ["--store", str(facade.default_store(store).path), *shlex.split(serve_options)]
+    command += [
+        "--store",
+        str(facade.default_store(store).path),
+        "--log-level",
+        "warning",
+        *shlex.split(serve_options),
+    ]
     with started_server(command) as server, ConsoleProgress() as progress:
         runs = replace(test, url=server.url).run(workloads, progress)
         served = {"ref": target, "serve_options": serve_options, "resident_bytes": server.resident_bytes()}
