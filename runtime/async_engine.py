@@ -97,7 +97,9 @@ class AsyncEngine:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, tuple[AnswerStream, int]] = {}
         self._num_open = 0
-        self._waiting: dict[tuple[str, int], int] = {}  # prompt tokens of answers that have not begun
+        # Prompt tokens handed over, counted by the loop, and those taken, counted by the thread.
+        self._num_tokens_given = 0
+        self._num_tokens_taken = 0
         self._liveness = Liveness(patience, time.monotonic())
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="gristmill-engine", daemon=True)
@@ -124,7 +126,7 @@ class AsyncEngine:
         return replace(
             stats,
             num_waiting=max(0, self._num_open - stats.num_running),
-            num_waiting_tokens=max(stats.num_waiting_tokens, sum(self._waiting.values())),
+            num_waiting_tokens=stats.num_waiting_tokens + self._num_tokens_given - self._num_tokens_taken,
         )
 
     def stall(self) -> Stall | None:
@@ -143,7 +145,7 @@ class AsyncEngine:
         """
         num_answers = sum(request.params.n for request in requests)
         self._check_vacancies(num_answers)
-        self._check_tokens(sum(len(request.prompt_token_ids) * request.params.n for request in requests))
+        self._check_tokens(sum(map(_num_tokens, requests)))
         if not self._num_open:
             self._liveness.work_began(time.monotonic())
         ids = [f"{request_id}-{index}" for index in range(len(requests))]
@@ -151,8 +153,7 @@ class AsyncEngine:
         for prompt_id, request in zip(ids, requests, strict=True):
             self._streams[prompt_id] = (stream, request.params.n)
             self._num_open += request.params.n
-            for index in range(request.params.n):
-                self._waiting[prompt_id, index] = len(request.prompt_token_ids)
+            self._num_tokens_given += _num_tokens(request)
             for observer in self._observers:
                 observer.submitted(prompt_id, request, time.monotonic())
             self._commands.put(partial(self._add, prompt_id, request))
@@ -220,7 +221,7 @@ class AsyncEngine:
 
     def _check_tokens(self, num_tokens: int) -> None:
         """A prompt of any length may wait alone; beside others, only within the bound."""
-        waiting = sum(self._waiting.values())
+        waiting = self.stats().num_waiting_tokens
         limit = self._engine.settings.max_waiting_tokens
         if waiting and waiting + num_tokens > limit:
             raise RequestError(
@@ -271,6 +272,7 @@ class AsyncEngine:
         self._publish(deltas, started, ended)
 
     def _add(self, request_id: str, request: EngineRequest) -> None:
+        self._num_tokens_taken += _num_tokens(request)
         try:
             self._engine.add_request(request_id, request)
         except GristmillError as error:
@@ -293,7 +295,6 @@ class AsyncEngine:
         for observer in self._observers:
             observer.progressed(deltas, started, ended)
         for delta in deltas:
-            self._waiting.pop((delta.request_id, delta.index), None)
             stream, num_open = self._streams[delta.request_id]
             stream.push(delta)
             if delta.finish_reason is None:
@@ -308,6 +309,10 @@ class AsyncEngine:
         """Tell every open request that the thread is gone."""
         error = InternalError("the engine has stopped", hint="restart the server; its log has the reason")
         streams, self._streams, self._num_open = self._streams, {}, 0
-        self._waiting.clear()
         for request_id, (stream, _) in streams.items():
             stream.push(OutputDelta(request_id, 0, finish_reason="error", error=error))
+
+
+def _num_tokens(request: EngineRequest) -> int:
+    """Prompt tokens that the request's answers read, each for itself."""
+    return len(request.prompt_token_ids) * request.params.n

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["CGROUPS", "CpuLimits", "MemoryLimit", "cpu_limits", "memory_limit", "processor_name"]
+__all__ = [
+    "CGROUPS",
+    "CpuLimits",
+    "MemoryLimit",
+    "cpu_limits",
+    "memory_limit",
+    "oversubscription",
+    "processor_name",
+]
 
 CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -57,6 +65,17 @@ def cpu_limits(cgroup: Path = CGROUPS) -> CpuLimits:
         installed=os.cpu_count() or 1,
         allowed=len(os.sched_getaffinity(0)),
         quota=min(quotas, default=None),
+    )
+
+
+def oversubscription(threads: int | None, limits: CpuLimits) -> str | None:
+    """A warning if more threads were asked for than can run at once."""
+    if threads is None or threads <= limits.effective:
+        return None
+    return (
+        f"warning: {threads} threads for {limits.effective} processors "
+        f"({limits.installed} installed, {limits.allowed} allowed, quota {limits.quota or 'none'}): "
+        "they will wait for each other"
     )
 
 

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import EXIT_INTERRUPTED, InputError
 from gristmill.runtime.llm import load_engine
-from gristmill.runtime.machine import cpu_limits
+from gristmill.runtime.machine import cpu_limits, oversubscription
 from gristmill.runtime.memory import FreeMemory, MemoryPlan, free_memory
 from gristmill.runtime.server.listen import bind, url_of
 from gristmill.runtime.server.logs import logging_to_stderr
@@ -67,8 +67,8 @@ def run_server(
             "models to serve", found=", ".join(names) or "none", expected="one or more, each name once"
         )
     report = _log if server.log_format == "json" else _say
-    for line in _warnings(settings):
-        report(line)
+    if warning := oversubscription(settings.threads, cpu_limits()):
+        report(warning)
     engines: dict[str, LLMEngine] = {}
 
     def load(tell: Report) -> list[LoadedModel]:
@@ -159,15 +159,6 @@ def _load(folder: EngineFolder, settings: EngineSettings, free: FreeMemory, repo
     plans: list[MemoryPlan] = []
     engine = load_engine(folder, settings, free=free, report=report, on_plan=plans.append)
     return LoadedModel(folder.name, engine, plans[0], folder.digest)
-
-
-def _warnings(settings: EngineSettings) -> Iterator[str]:
-    limits = cpu_limits()
-    if settings.threads is not None and settings.threads > limits.effective:
-        yield (
-            f"warning: {settings.threads} threads on {limits.effective} processors that this process has: "
-            "they will wait for each other"
-        )
 
 
 def _say(line: str) -> None:
