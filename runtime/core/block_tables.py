@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterable, Sequence
 
 from gristmill.runtime.core.block_pool import BlockPool
@@ -47,10 +48,10 @@ class BlockTables:
         """Give a request with a fresh chain its blocks; returns the copy that it needs, if any."""
         chain, size = request.chain, self._config.block_size
         source, shared = self._partial_hit(request)
-        request.block_table = [cached.block for cached in chain]
+        request.block_table = array("i", [cached.block for cached in chain])
         self.pool.share(request.block_table)
         missing = self._config.blocks_for(request.num_held_tokens) - len(chain)
-        request.block_table += self.pool.allocate(missing)
+        request.block_table.extend(self.pool.allocate(missing))
         request.num_computed = len(chain) * size + shared
         request.indexes = self._config.prefix_caching
         # The source may be given away by now. It still holds its tokens: copies come before anything is
@@ -59,17 +60,19 @@ class BlockTables:
 
     def grow(self, request: Request) -> bool:
         """Hold a block for each known token; False when none is free."""
-        missing = self._config.blocks_for(len(request.token_ids)) - len(request.block_table)
+        room = len(request.block_table) * self._config.block_size
+        if room >= len(request.token_ids):
+            return True
+        missing = self._config.blocks_for(len(request.token_ids) - room)
         if missing > self.pool.num_free:
             return False
-        if missing > 0:
-            request.block_table += self.pool.allocate(missing)
+        request.block_table.extend(self.pool.allocate(missing))
         return True
 
     def leave(self, request: Request) -> None:
         """Take all blocks back; the chain stays with the request, for its return."""
         self.pool.release(request.block_table)
-        request.block_table = []
+        request.block_table = array("i")
         request.num_computed = 0
         request.indexes = False
 

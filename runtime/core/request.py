@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -51,7 +52,7 @@ class Request:
     most_computed: int = field(init=False, default=0)
     num_recomputed: int = field(init=False, default=0)
     num_cached: int = field(init=False, default=0)
-    block_table: list[int] = field(init=False, default_factory=list)
+    block_table: array[int] = field(init=False, default_factory=lambda: array("i"))
     chain: list[CachedBlock] = field(init=False, default_factory=list)
     indexes: bool = field(init=False, default=False)
     num_preemptions: int = field(init=False, default=0)

@@ -146,6 +146,8 @@ class Scheduler:
         """Plan one step; empty only when there is no request at all. Blocks for it are held on return."""
         preemptions = self._counts.preemptions
         decodes = self._grow_decodes()
+        if not self._waiting and len(decodes) == len(self._running):
+            return StepPlan(tuple(self._chunk(request, 1) for request in decodes))
         tokens = self._most_prompt_tokens(decodes)
         # Blocks that a decode just took from a request are not for a newcomer.
         scarce = self._counts.preemptions > preemptions

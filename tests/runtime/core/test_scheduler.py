@@ -200,7 +200,7 @@ def test_integrity_notices_blocks_beyond_the_tokens() -> None:
     request = make_request("a", 4)
     scheduler.add(request)
     run_step(scheduler)
-    request.block_table += scheduler._tables.pool.allocate(2)
+    request.block_table.extend(scheduler._tables.pool.allocate(2))
     with pytest.raises(InternalError, match="blocks for 4 computed tokens"):
         scheduler.check_integrity()
 
