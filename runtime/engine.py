@@ -204,7 +204,7 @@ class LLMEngine:
             raise RequestError("n is invalid", field="n", found=params.n, expected=f"at most {self.capacity}")
         text = prompt if isinstance(prompt, str) else None
         if isinstance(prompt, str):
-            prompt = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            prompt = self._tokenizer.encode_prompt(prompt, add_special_tokens=add_special_tokens)
         token_ids = _checked_token_ids(prompt, vocab_size)
         if not token_ids:
             raise RequestError("the prompt is empty", field="prompt", found="0 tokens", expected="at least 1")

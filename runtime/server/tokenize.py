@@ -132,7 +132,7 @@ def _render(model: ServedModel, request: ChatTemplateRequest) -> tuple[str, list
 
 def _encode(model: ServedModel, text: str, add_special_tokens: bool) -> list[int]:
     model.prompts.check_length(text)
-    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return model.tokenizer.encode_prompt(text, add_special_tokens=add_special_tokens)
 
 
 def _tokens(model: ServedModel, token_ids: list[int]) -> dict[str, Any]:
