@@ -120,9 +120,12 @@ def test_c15_the_log_tells_who_was_preempted_and_what_it_cost(
     caplog.set_level(logging.INFO, "gristmill.requests")
     engine = make_engine(num_blocks=64, block_size=4, max_num_seqs=4, delay=0.002)
     server = serve(m=engine)
-    long = {"max_tokens": 150, "ignore_eos": True}
+
+    def ask(name: str) -> httpx.Response:
+        return post(server.url, prompt=name * 90, max_tokens=150, ignore_eos=True)
+
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda name: post(server.url, prompt=name * 90, **long), "abcd"))
+        answers = list(pool.map(ask, "abcd"))
     assert [answer.status_code for answer in answers] == [200] * 4
     wait_until(lambda: len(caplog.records) == 4)
     told = [vars(record)["fields"] for record in caplog.records]
