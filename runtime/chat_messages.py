@@ -27,7 +27,7 @@ def _normalise(message: Message, form: MessageForm, index: int) -> dict[str, Any
     normal = dict(message)
     if message.get("role") == "developer" and not form.developer:
         normal["role"] = "system"
-    calls = message.get("tool_calls")
+    calls = _tool_calls(message, index)
     text = message_text(message, index)
     if not text and calls and form.calls:
         normal["content"] = _empty_content(message, form)
@@ -38,6 +38,14 @@ def _normalise(message: Message, form: MessageForm, index: int) -> dict[str, Any
     if calls:
         normal["tool_calls"] = [_normalise_call(call, form, index) for call in calls]
     return normal
+
+
+def _tool_calls(message: Message, index: int) -> Sequence[Mapping[str, Any]]:
+    calls = message.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+        field = f"messages[{index}].tool_calls"
+        raise RequestError(f"{field} is not a list of objects", field=field, found=f"{calls!r:.80}")
+    return calls
 
 
 def _empty_content(message: Message, form: MessageForm) -> object:

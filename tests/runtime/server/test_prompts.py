@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.errors import RequestError
 from gristmill.runtime.server.prompts import PromptReader, cache_salt_of
+from gristmill.runtime.tokenizer import Tokenizer
 
 MakeEngine = Callable[..., LLMEngine]
 
@@ -83,3 +85,16 @@ def test_no_two_pairs_of_key_and_salt_share_a_salt(first: tuple[str, str], secon
 
 def test_without_key_and_salt_there_is_none() -> None:
     assert cache_salt_of("", "") == ""
+
+
+@pytest.mark.parametrize("text", ["hi", "<|start|>hi"])
+def test_a_prompt_starts_once_whoever_wrote_the_start(start_tokenizer: Tokenizer, text: str) -> None:
+    assert start_tokenizer.encode_prompt(text, add_special_tokens=True) == [257, *b"hi"]
+
+
+def test_a_start_that_is_written_twice_stays(byte_tokenizer: Tokenizer, start_tokenizer: Tokenizer) -> None:
+    twice = "<|start|><|start|>"
+    adds_none = replace(byte_tokenizer, special_tokens={"bos_token": "<|start|>"})
+    assert adds_none.encode_prompt(twice, add_special_tokens=True) == [257, 257]
+    assert start_tokenizer.encode_prompt(twice, add_special_tokens=False) == [257, 257]
+    assert start_tokenizer.encode_prompt(twice, add_special_tokens=True) == [257, 257]
