@@ -185,6 +185,14 @@ def test_c28_a_huge_answer_is_refused_with_both_numbers(http: httpx.Client, path
 
 
 @both
+@pytest.mark.parametrize("text", ["🙂👩‍👩‍👧🇨🇿", "Příliš žluťoučký kůň", "שלום עולם", "你好，世界"])
+def test_c29_characters_of_several_tokens_arrive_whole(http: httpx.Client, path: str, text: str) -> None:
+    stream = pieces_of(say(http, path, text, stream=True))
+    assert text_of(say(http, path, text)) == text == "".join(stream)
+    assert not any("\ufffd" in piece for piece in stream)
+
+
+@both
 @pytest.mark.parametrize("max_tokens", range(1, 12))
 def test_c29_a_stream_cut_in_a_character_equals_the_whole_answer(
     http: httpx.Client, path: str, max_tokens: int
@@ -236,8 +244,10 @@ def test_c33_a_rendered_chat_sent_as_text_starts_once(
             http, "/v1/completions", prompt=rendered["prompt"], max_tokens=1, return_token_ids=True
         ).json()
         tokens = http.post("/tokenize", json={"prompt": rendered["prompt"]}).json()["tokens"]
+        plain = ask(http, "/v1/completions", prompt="hello", max_tokens=1).json()
     assert rendered["prompt"] == "<|start|>hello\n"
     assert rendered["tokens"] == [257, *b"hello\n"]
+    assert plain["usage"]["prompt_tokens"] == 1 + len("hello")
     assert chat["prompt_token_ids"] == text["choices"][0]["prompt_token_ids"] == tokens == rendered["tokens"]
 
 
