@@ -55,7 +55,6 @@ def _prepare(model: ServedModel, request: ChatRequest, caller: Caller) -> Engine
         logprobs=_logprobs(request),
         prompt_logprobs=request.prompt_logprobs,
     )
-    model.prompts.check_count(request.n)
     with about_messages():
         text = render_chat(model.tokenizer, request)
         return prepare(model, text, params, request, caller)
@@ -157,15 +156,12 @@ def _delta_choices(
 ) -> Sequence[dict[str, Any]]:
     """The role once, what is new, the reason at the end: each in a chunk of its own, as OpenAI sends them."""
     logprobs = _shown_logprobs(tokenizer, request, delta.logprobs) if delta.logprobs else None
+    ids = {"token_ids": list(delta.token_ids)} if request.return_token_ids and delta.token_ids else {}
     choices: list[dict[str, Any]] = []
     if first:
         choices.append({"delta": {"role": "assistant", "content": ""}})
-    if request.return_token_ids and delta.token_ids:
-        choices.append({"delta": {"content": delta.text}, "token_ids": list(delta.token_ids)})
-    elif delta.text or logprobs:
-        choices.append({"delta": {"content": delta.text}})
-    if len(choices) > first:
-        choices[-1]["logprobs"] = logprobs
+    if delta.text or logprobs or ids:
+        choices.append({"delta": {"content": delta.text}, "logprobs": logprobs, **ids})
     if delta.finish_reason is not None:
         end = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
         choices.append({"delta": {}, **end})
