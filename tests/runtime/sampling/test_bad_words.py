@@ -23,7 +23,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_files({"tokenizer.json": backend.to_str().encode()}, {})
 
 
-def as_text(tokenizer: Tokenizer, sequences: tuple[tuple[int, ...], ...]) -> list[list[str]]:
+def as_text(tokenizer: Tokenizer, sequences: tuple[tuple[int, ...], ...]) -> list[list[str | None]]:
     return [[tokenizer.backend.id_to_token(token_id) for token_id in sequence] for sequence in sequences]
 
 
