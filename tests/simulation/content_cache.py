@@ -26,7 +26,7 @@ class ContentCache:
         self._expected: dict[str, list[int]] = {}
 
     def execute(self, plan: StepPlan) -> None:
-        """Copy, then read and write each chunk. Fails with AssertionError where a request reads another's tokens."""
+        """Copy, then read and write each chunk. AssertionError where a request reads another's tokens."""
         for source, target in plan.copies:
             self._slots[target] = list(self._slots[source])
         written: set[int] = set()

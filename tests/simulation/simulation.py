@@ -23,7 +23,7 @@ _LEARNS_WITHIN = 60
 
 
 def simulate(seed: int, num_steps: int) -> Counter[str]:
-    """Episodes of traffic over one engine each, until so many steps were taken; returns how requests ended."""
+    """Episodes of traffic over one engine each, for so many steps; returns what happened how often."""
     outcomes: Counter[str] = Counter()
     episode = 0
     while outcomes["steps"] < num_steps:
@@ -47,8 +47,9 @@ class Simulation:
         self.scheduler = Scheduler(self.config)
         self.traffic = Traffic(choose, self.config)
         self.cache = ContentCache(self.config.num_blocks, self.config.block_size)
-        self.active: dict[str, Request] = {}
+        self.active: dict[str, Request] = {}  # the books kept beside the scheduler's
         self.outcomes: Counter[str] = Counter()
+        self.scored: dict[str, int] = {}
         self.num_observed = 0
         self.rate = choose.choice([0.1, 0.3, 0.8])
 
@@ -85,6 +86,7 @@ class Simulation:
 
     def end(self, request: Request, outcome: str) -> None:
         """A request leaves."""
+        self.outcomes["protected"] += request.is_protected
         self.scheduler.finish(request.request_id)
         self.cache.forget(request)
         del self.active[request.request_id]
@@ -106,6 +108,7 @@ class Simulation:
             for chunk in plan.chunks:
                 self.end(chunk.request, "failed")
             return
+        self.outcomes["copied"] += len(plan.copies)
         self.cache.execute(plan)
         self.scheduler.advance(plan)
         self.observe(plan)
@@ -140,19 +143,22 @@ class Simulation:
         """A step keeps its bounds, and goes on where each request is."""
         config, chunks = self.config, plan.chunks
         assert bool(chunks) == bool(self.active), "there is work and none is planned"
-        assert sum(chunk.length for chunk in chunks) <= config.max_num_batched_tokens
+        assert sum(chunk.length for chunk in chunks) <= config.max_num_batched_tokens, "too many tokens"
         rows = sum(chunk.num_logit_rows for chunk in chunks)
-        assert rows <= config.max_num_seqs + config.max_scored_tokens
-        assert len({chunk.request.request_id for chunk in chunks}) == len(chunks)
+        assert rows <= config.max_num_seqs + config.max_scored_tokens, "too many rows"
+        assert len({chunk.request.request_id for chunk in chunks}) == len(chunks), "one is planned twice"
         tables: set[int] = set()
         for chunk in chunks:
             request = chunk.request
             assert request.state is RequestState.RUNNING
-            assert chunk.length >= 1
-            assert chunk.start == request.num_computed
-            assert chunk.start + chunk.length <= len(request.block_table) * config.block_size
-            assert chunk.completes == (chunk.start + chunk.length == len(request.token_ids))
-            assert not (request.score_prompt and request.num_cached), "a scored prompt was not computed"
+            assert chunk.length >= 1, "an empty chunk"
+            assert chunk.start == request.num_computed, "a chunk begins elsewhere"
+            end = chunk.start + chunk.length
+            assert end <= len(request.block_table) * config.block_size, "a token without a block"
+            assert chunk.completes == (end == len(request.token_ids)), "a wrong end"
+            if request.score_prompt:
+                assert chunk.start in (0, self.scored.get(request.request_id, 0)), "a position has no score"
+                self.scored[request.request_id] = chunk.start + chunk.length
             tables.update(request.block_table)
         assert tables.issuperset(target for _, target in plan.copies), "a copy for nobody in this step"
 
@@ -183,9 +189,10 @@ class Simulation:
                 continue
             order = orders[victim.request_id]
             assert all(other.order < order for other in stayed if not other.is_protected), "not the last left"
-            assert all(other.priority <= victim.priority for other in entered), (
-                "it left for a less urgent one"
-            )
+            if entered:  # only an admission lets both happen in one step
+                most_urgent = min(other.priority for other in entered)
+                assert most_urgent < victim.priority, "it left for an equal"
+            assert all(other.priority <= victim.priority for other in entered), "it left for nothing"
         alone = all(other is first or not other.is_protected for other in before)
         if first is not None and first in before and alone:
             assert first.request_id in planned, "the first in order stands still"
@@ -197,6 +204,10 @@ class Simulation:
             if not self.active:
                 break
             self.step()
+        counts = self.scheduler.counts
+        self.outcomes += Counter(
+            preempted=counts.preemptions, recomputed=counts.recomputed, cached=counts.prefix_hits
+        )
         assert not self.active, "some requests were never served"
         assert self.scheduler.num_free_blocks == self.config.num_blocks, "blocks were lost"
         assert self.scheduler.num_running + self.scheduler.num_waiting == 0
