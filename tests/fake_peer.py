@@ -29,6 +29,7 @@ class FakePeer:
     tells_usage: bool = True
     key: str | None = None
     keep_alive: bool = True
+    idle_seconds: float | None = None
     longest_answer: int = 1000
     delay: float = 0.0
     faults: list[str] = field(default_factory=list)
@@ -71,6 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.peer = self.server.peer
         self.peer.connections += 1
         self.protocol_version = "HTTP/1.1" if self.peer.keep_alive else "HTTP/1.0"
+        self.timeout = self.peer.idle_seconds
         super().setup()
 
     def do_GET(self) -> None:

@@ -148,3 +148,10 @@ def test_a_duration_ends_the_sending(start) -> None:
     run = measure(start(delay=0.01), Workload((Shape(8, 2),), concurrency=2, duration_s=0.3))
     assert 2 < run["requests"] < 200
     assert run["duration_s"] < 2
+
+
+def test_a_connection_that_the_server_closed_is_opened_again(start) -> None:
+    peer = start(idle_seconds=0.05, delay=0.1)
+    run = measure(peer, Workload((Shape(8, 1),), rate=8.0, requests=6))
+    assert run["errors"] == 0
+    assert peer.connections > 3
