@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import RunClient, RunningServer
+from tests.clients.conftest import RunClient
+from tests.served import RunningServer
 
 
 def _read(path: Path) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.conftest import ADMIN_TOKEN, RunClient, RunningServer
+from tests.clients.conftest import ADMIN_TOKEN, RunClient
+from tests.served import RunningServer
 
 
 def _aimed(schema: dict[str, Any]) -> dict[str, Any]:
