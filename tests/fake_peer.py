@@ -64,6 +64,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     peer: FakePeer
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that hang up."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
@@ -72,8 +75,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.peer = self.server.peer
         self.peer.connections += 1
         self.protocol_version = "HTTP/1.1" if self.peer.keep_alive else "HTTP/1.0"
-        self.timeout = self.peer.idle_seconds
         super().setup()
+        self.connection.settimeout(self.peer.idle_seconds)
 
     def do_GET(self) -> None:
         if self.peer.key is not None and self.headers.get("Authorization") != f"Bearer {self.peer.key}":
