@@ -295,7 +295,10 @@ class Scheduler:
 
         def in_time(budget: int) -> bool:
             shares = share_tokens(readers, wants, budget)
-            parts = [(r.num_computed, share, 0) for r, share in zip(readers, shares, strict=True)]
+            parts = [
+                (reader.num_computed, share, share if reader.score_prompt else 0)
+                for reader, share in zip(readers, shares, strict=True)
+            ]
             return self._cost.predict(decode_work.plus(parts)) <= self._config.itl_target
 
         if decode_work.decodes and readers:
