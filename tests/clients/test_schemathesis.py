@@ -15,15 +15,15 @@ from tests.served import RunningServer
 
 def _aimed(schema: dict[str, Any]) -> dict[str, Any]:
     """The published schema with requests that reach the model: its name, and short answers."""
-    for operations in schema["paths"].values():
-        for operation in operations.values():
-            for media in operation.get("requestBody", {}).get("content", {}).values():
-                properties = media["schema"].get("properties", {})
-                if "model" in properties:
-                    properties["model"] = {"const": "tiny"}
-                if "max_tokens" in properties:
-                    properties["max_tokens"] = {"type": "integer", "minimum": 0, "maximum": 4}
-                    media["schema"]["required"] = sorted({*media["schema"]["required"], "max_tokens"})
+    for name, form in schema["components"]["schemas"].items():
+        properties = form.get("properties", {})
+        if not name.endswith("Request"):
+            continue
+        if "model" in properties:
+            properties["model"] = {"const": "tiny"}
+        if "max_tokens" in properties:
+            properties["max_tokens"] = {"type": "integer", "minimum": 0, "maximum": 4}
+            form["required"] = sorted({*form["required"], "max_tokens"})
     return schema
 
 
