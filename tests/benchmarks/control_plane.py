@@ -27,7 +27,7 @@ PATHS = ("/health", "/ready", "/metrics")
 PROMPT_TOKENS = 4000
 SETTINGS = {
     "default": (),
-    "one step": ("--max-num-batched-tokens", "4096", "--itl-target", "600000"),
+    "one step": ("--max-num-batched-tokens", "4096", "--itl-target", "600000", "--stall", "600"),
 }
 
 
