@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 import psutil
 
@@ -36,8 +38,10 @@ class ServerProcess:
 def started_server(command: Sequence[str]) -> Iterator[ServerProcess]:
     """Run `command`, which prints a line of JSON with its `url` when it is ready, and end it afterwards.
 
-    Its errors go where ours go. Raises OutsideError if it ends before it is ready.
+    Its errors go where ours go. Call it from the main thread: a SIGTERM to us ends the server too. Raises
+    OutsideError if it ends before it is ready.
     """
+    before = signal.signal(signal.SIGTERM, _leave)
     # In a session of its own: an interrupt is for the client, which ends the server when it is done.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -51,6 +55,12 @@ def started_server(command: Sequence[str]) -> Iterator[ServerProcess]:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End this process by way of its `finally` clauses."""
+    raise SystemExit(128 + number)
 
 
 def _ready_url(process: subprocess.Popen[str]) -> str:
