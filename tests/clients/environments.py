@@ -10,6 +10,7 @@ import fcntl
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ __all__ = ["CLIENTS", "client_environment"]
 
 CLIENTS = ("schemathesis", "lm-eval", "guidellm", "aiperf")
 
+_BORROWS_TORCH = frozenset({"guidellm"})
 _HERE = Path(__file__).parent
 _FOLDER = _HERE.parents[1] / "build" / "clients"
 
@@ -34,6 +36,9 @@ def client_environment(name: str) -> Path:
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
             pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--no-deps", "--no-compile"]
             subprocess.run([*pip, "-r", str(requirements)], check=True)
+            if name in _BORROWS_TORCH:  # what is not in its own folder is looked for in ours
+                packages = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+                (packages / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")
             shutil.copyfile(requirements, installed)
     return folder / "bin"
 

@@ -11,21 +11,23 @@ import httpx
 import pytest
 
 from tests.clients.conftest import ADMIN_TOKEN, RunClient
-from tests.served import RunningServer, read_metrics
+from tests.served import MODEL, RunningServer, read_metrics
 
 
-def _aimed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The published schema with requests that reach the model: its name, and short answers."""
-    for name, form in schema["components"]["schemas"].items():
-        properties = form.get("properties", {})
-        if not name.endswith("Request"):
-            continue
-        if "model" in properties:
-            properties["model"] = {"const": "tiny"}
-        if "max_tokens" in properties:
+def _prompt(properties: dict[str, Any]) -> object:
+    return "Once" if "prompt" in properties else [{"role": "user", "content": "Hi"}]
+
+
+def _aimed(description: dict[str, Any]) -> dict[str, Any]:
+    """The published description with requests that reach the model: its name, and short answers."""
+    for schema in description["components"]["schemas"].values():
+        properties = schema.get("properties", {})
+        if "model" in properties and "max_tokens" in properties:
+            properties["model"] = {"const": MODEL}
             properties["max_tokens"] = {"type": "integer", "minimum": 0, "maximum": 4}
-            form["required"] = sorted({*form["required"], "max_tokens"})
-    return schema
+            properties["prompt" if "prompt" in properties else "messages"] = {"const": _prompt(properties)}
+            schema["required"] = sorted({*schema["required"], "max_tokens"})
+    return description
 
 
 @pytest.mark.timeout(900)
@@ -47,4 +49,4 @@ def test_no_generated_request_is_answered_with_a_fault_of_ours(
     generated = re.search(r"(\d+) generated", done.stdout)
     assert generated is not None
     assert int(generated[1]) > 500
-    assert read_metrics(server.url)["request_accepted_total"] > 20 + accepted
+    assert read_metrics(server.url)["request_accepted_total"] > accepted
