@@ -18,7 +18,7 @@ from gristmill.runtime.executors.base import Executor, ExecutorInfo, SequenceSte
 from gristmill.runtime.generation import Generation
 from gristmill.runtime.outputs import FinishReason, OutputDelta
 from gristmill.runtime.sampling.params import SamplingParams
-from gristmill.runtime.sampling.sampler import SampledToken, sample_rows
+from gristmill.runtime.sampling.sampler import RowSampler, SampledToken, sample_rows
 from gristmill.runtime.settings import EngineSettings
 from gristmill.runtime.step_profile import StepProfile
 from gristmill.runtime.tokenizer import Tokenizer
@@ -78,6 +78,7 @@ class LLMEngine:
 
     def __init__(self, executor: Executor, tokenizer: Tokenizer, settings: EngineSettings) -> None:
         self._executor = executor
+        self._row_sampler = executor if isinstance(executor, RowSampler) else None
         self._profile = StepProfile(executor)
         self._tokenizer = tokenizer
         self._scheduler = Scheduler(
@@ -261,7 +262,7 @@ class LLMEngine:
         rows = [ends[i] - 1 for i in places]
         states = [generations[i].sampler_state for i in places]
         outcomes: list[SampledToken | GristmillError | None] = [None] * len(chunks)
-        for i, outcome in zip(places, sample_rows(logits, rows, states), strict=True):
+        for i, outcome in zip(places, sample_rows(logits, rows, states, self._row_sampler), strict=True):
             outcomes[i] = outcome
         return outcomes
 

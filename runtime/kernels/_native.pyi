@@ -21,6 +21,9 @@ class Engine:
         table_starts: NDArray[np.int32],
         logit_rows: NDArray[np.int32],
     ) -> NDArray[np.float32]: ...
+    def sample_rows(
+        self, logits: NDArray[np.float32], rows: Sequence[int], states: Sequence[SamplerState]
+    ) -> list[Choice]: ...
     @property
     def seconds(self) -> dict[str, float]: ...
     @property
