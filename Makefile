@@ -7,7 +7,7 @@ SANITIZED := build/sanitize
 SANITIZER = PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
 
-.PHONY: demo test check sanitize format bench-engine bench-peers bench-quality bench-start clean
+.PHONY: demo test check sanitize soak format bench-control bench-engine bench-peers bench-quality bench-serving bench-start clean
 
 demo: $(READY)  ## build the demo model, serve it, ask one question
 	$(PY) -m gristmill.cli.demo
@@ -29,18 +29,27 @@ sanitize: $(READY) $(SANITIZED)-temp/.ready  ## the C++ code under the address a
 	    tests/runtime/executors/native/test_refusals.py \
 	    "tests/runtime/executors/native/test_batch_invariance.py::test_no_schedule_changes_a_bit_on_any_instruction_set"
 
+soak: $(READY)  ## a million simulated steps of the scheduler; ARGS="--steps N --seed S"
+	$(PY) -m tests.simulation.soak $(ARGS)
+
 format: $(READY)  ## format and fix what can be fixed
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+bench-control: $(READY)  ## how soon /health and its like answer while a long prompt is read
+	$(PY) -m tests.benchmarks.control_plane $(ARGS)
+
 bench-quality: $(READY)  ## quantization quality and time beside the peers' table
 	$(PY) -m tests.benchmarks.quality $(ARGS)
 
-bench-peers: $(READY)  ## the engine benchmark's peers and their models, under build/peers; takes minutes once
+bench-peers: $(READY)  ## the benchmarks' peers and their models, under build/peers; takes minutes once
 	$(PY) -m tests.benchmarks.peers
 
 bench-engine: $(READY)  ## prefill and decode beside the peers and the machine's own limits
 	$(PY) -m tests.benchmarks.engine $(ARGS)
+
+bench-serving: $(READY)  ## latency and throughput over HTTP beside the peers
+	$(PY) -m tests.benchmarks.serving $(ARGS)
 
 bench-start: $(READY)  ## from the start of a process to its first token, and its memory
 	$(PY) -m tests.benchmarks.start $(ARGS)

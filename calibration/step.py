@@ -15,6 +15,7 @@ import torch
 
 from gristmill.calibration.drift import Drift, GroupStatistics
 from gristmill.calibration.observers import InputObserver
+from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.streams import Streams, group_name, run_block
 from gristmill.runtime.executors.reference.blocks import Weights, causal_attention, linear, rms_norm
@@ -29,7 +30,7 @@ class BlockStep:
     """A walk's stay at one block, from `BlockWalk.enter` to `leave`.
 
     Ask for `group(0)` to `group(3)` in order, each once, with all earlier
-    groups quantized in `weights`; or for none of them.
+    groups quantized in `weights`; or for none of them. `pairs` comes last.
     """
 
     def __init__(self, streams: Streams, layer: LayerPlan, original: Weights) -> None:
@@ -37,6 +38,7 @@ class BlockStep:
         self._layer = layer
         self._original_weights = original
         self._asked = 0
+        self._followed = False
         self._inputs: list[torch.Tensor] = []  # of o, then of down
         self._middle: list[torch.Tensor] = []  # behind attention
         self._original_middle: list[torch.Tensor | None] = []
@@ -57,15 +59,25 @@ class BlockStep:
         )
         return stages[index](weights)
 
+    def pairs(self) -> tuple[BlockPair, ...]:
+        """The whole block's inputs and the original's outputs, for every batch that is followed.
+
+        Any weight of the block may change afterwards.
+        """
+        self._follow_original()
+        self._inputs, self._middle, self._original_middle = [], [], []
+        streams = zip(self._streams.batches, self._streams.hidden, self._streams.original, strict=True)
+        return tuple(BlockPair(batch, x, wanted) for batch, x, wanted in streams if wanted is not None)
+
     def leave(self, weights: Weights) -> None:
         """Move all samples behind the block, whose linears are all quantized in `weights`."""
         streams, layer = self._streams, self._layer
-        if self._asked == 0:
-            self._follow_original()
+        assert self._asked in (0, len(layer.input_groups)), "all groups are asked for, or none"
+        self._follow_original()
+        if self._middle:
+            streams.hidden[:] = self._add(layer.mlp.down, weights, self._middle)
+        else:
             streams.hidden[:] = [run_block(layer, weights, hidden) for hidden in streams.hidden]
-            return
-        assert self._asked == len(layer.input_groups), "all groups are asked for, or none"
-        streams.hidden[:] = self._add(layer.mlp.down, weights, self._middle)
 
     def _enter_attention(self, weights: Weights) -> GroupStatistics:
         streams = self._streams
@@ -90,7 +102,10 @@ class BlockStep:
         return self._before_residual(_DOWN, weights, self._middle, self._streams.original)
 
     def _follow_original(self) -> None:
-        """Move the original's stream behind the block and keep what it was behind attention."""
+        """Move the original's stream behind the block, once, and keep what it was behind attention."""
+        if self._followed:
+            return
+        self._followed = True
         layer, weights = self._layer, self._original_weights
         for index, hidden in enumerate(self._streams.original):
             if hidden is None:

@@ -19,9 +19,10 @@ __all__ = [
     "Method",
     "Override",
     "QuantizeSettings",
+    "SignRoundSettings",
 ]
 
-Method = Literal["rtn", "gptq", "awq"]
+Method = Literal["rtn", "gptq", "awq", "signround"]
 Bits = Literal[4, 8]
 
 _CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -92,6 +93,21 @@ class AwqSettings(BaseModel):
     search_clip: bool = Field(default=True, description="search a clipping range for each group")
 
 
+class SignRoundSettings(BaseModel):
+    """Settings of SignRound (Cheng et al., arXiv 2309.05516)."""
+
+    model_config = _CONFIG
+
+    iterations: int = Field(default=200, ge=1, le=10_000, description="training steps a block")
+    learning_rate: float = Field(default=0.02, ge=0, le=1, description="first step of a weight, in codes")
+    scale_learning_rate: float = Field(default=0.002, ge=0, le=1, description="first step of a scale's gain")
+
+
+_METHOD_SETTINGS: Mapping[str, type[BaseModel]] = MappingProxyType(
+    {"gptq": GptqSettings, "awq": AwqSettings, "signround": SignRoundSettings}
+)
+
+
 def _missing_without_scheme(info: ValidationInfo) -> Any:
     """A placeholder where another fault is reported already; otherwise the refusal."""
     if "scheme" not in info.data:
@@ -120,11 +136,14 @@ class QuantizeSettings(BaseModel):
     symmetric: bool = Field(
         default=None, validate_default=True, description="whether the zero point is fixed"
     )
-    method: Method = Field(description="rtn, gptq or awq")
+    method: Method = Field(description="rtn, gptq, awq or signround")
     skip: tuple[Pattern, ...] = Field(default=("lm_head",), description="layers left as they are")
     overrides: tuple[Override, ...] = Field(default=(), description="layers that get other settings")
     gptq: GptqSettings | None = Field(default=None, validate_default=True, description="settings of gptq")
     awq: AwqSettings | None = Field(default=None, validate_default=True, description="settings of awq")
+    signround: SignRoundSettings | None = Field(
+        default=None, validate_default=True, description="settings of signround"
+    )
 
     @field_validator("bits", "symmetric", mode="before")
     @classmethod
@@ -150,14 +169,14 @@ class QuantizeSettings(BaseModel):
                 )
         return overrides
 
-    @field_validator("gptq", "awq")
+    @field_validator("gptq", "awq", "signround")
     @classmethod
     def _settings_of_used_methods(cls, value: Any, info: ValidationInfo) -> Any:
         """Defaults for the method in use; settings of another method are refused."""
-        if "method" not in info.data:
+        if "method" not in info.data or info.field_name is None:
             return value
         if info.field_name == info.data["method"]:
-            return value or (GptqSettings() if info.field_name == "gptq" else AwqSettings())
+            return value or _METHOD_SETTINGS[info.field_name]()
         if value is not None:
             raise refusal(
                 f"no {info.field_name} block", found=f"settings of {info.field_name}, which is not the method"

@@ -165,7 +165,7 @@ class Recipe(BaseModel):
         default="latest", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", description="tag of the artifact"
     )
     model: str = Field(min_length=1, description="package:NAME, a folder, a .gguf file or org/name@revision")
-    calibration: CalibrationSettings | None = Field(default=None, description="needed by gptq and awq")
+    calibration: CalibrationSettings | None = Field(default=None, description="needed by all methods but rtn")
     quantize: QuantizeSettings = Field(description="how weights are stored and rounded")
     validation: ValidationSettings | None = Field(
         default=None, alias="validate", description="proof of the result"

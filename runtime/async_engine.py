@@ -2,36 +2,48 @@
 
 Everything but the thread's loop runs on the event loop: `submit` checks the
 bounds there, so a full queue is answered at once, and results are handed over
-once a step.
+once a step. A step that never ends can't be interrupted from within the
+process; `stall` tells of it, and whoever watches /health restarts the server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gristmill.runtime.engine import EngineRequest, EngineStats, LLMEngine
 from gristmill.runtime.errors import GristmillError, InternalError, RequestError
+from gristmill.runtime.liveness import Liveness, Stall
 from gristmill.runtime.outputs import OutputDelta
 
 __all__ = ["AnswerStream", "AsyncEngine", "EngineObserver"]
 
+T = TypeVar("T")
+
+_PATIENCE_SECONDS = 30.0
+_POLL_SECONDS = 0.01
 _logger = logging.getLogger(__name__)
 
 
 class EngineObserver(Protocol):
-    """Told of everything that happens, on the event loop, with the monotonic clock's time of it."""
+    """Told of everything that happens, on the event loop, with the monotonic clock's times of it.
+
+    `submitted` is called within `AsyncEngine.submit`, in its caller's context.
+    """
 
     def submitted(self, request_id: str, request: EngineRequest, now: float) -> None: ...
 
-    def progressed(self, deltas: Sequence[OutputDelta], now: float) -> None: ...
+    def progressed(self, deltas: Sequence[OutputDelta], started: float, ended: float) -> None: ...
 
 
 class AnswerStream:
@@ -68,15 +80,27 @@ class AnswerStream:
 
 
 class AsyncEngine:
-    """Made on an event loop, which it belongs to; takes the engine over and closes it."""
+    """Made on an event loop, which it belongs to; takes the engine over and closes it.
 
-    def __init__(self, engine: LLMEngine, observer: EngineObserver | None = None) -> None:
+    `patience` is how many seconds work may stand still, see `Liveness`.
+    """
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        *observers: EngineObserver,
+        patience: float = _PATIENCE_SECONDS,
+    ) -> None:
         self._engine = engine
-        self._observer = observer
+        self._observers = observers
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, tuple[AnswerStream, int]] = {}
         self._num_open = 0
+        # Prompt tokens handed over, counted by the loop, and those taken, counted by the thread.
+        self._num_tokens_given = 0
+        self._num_tokens_taken = 0
+        self._liveness = Liveness(patience, time.monotonic())
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="gristmill-engine", daemon=True)
         self._thread.start()
@@ -91,10 +115,27 @@ class AsyncEngine:
         """True while requests can be served."""
         return self._thread.is_alive() and not self._closing
 
+    @property
+    def num_open(self) -> int:
+        """Answers that run or wait."""
+        return self._num_open
+
     def stats(self) -> EngineStats:
         """Counts at this moment; requests that the thread has not seen yet wait too."""
         stats = self._engine.stats()
-        return replace(stats, num_waiting=max(0, self._num_open - stats.num_running))
+        return replace(
+            stats,
+            num_waiting=max(0, self._num_open - stats.num_running),
+            num_waiting_tokens=stats.num_waiting_tokens + self._num_tokens_given - self._num_tokens_taken,
+        )
+
+    def stall(self) -> Stall | None:
+        """For how long the open answers have stood still; None while all is well or nothing is asked."""
+        return self._liveness.stall(time.monotonic()) if self._num_open else None
+
+    def retry_after(self) -> float:
+        """Seconds after which the queue has likely moved."""
+        return self._engine.retry_after()
 
     def submit(self, request_id: str, requests: Sequence[EngineRequest]) -> AnswerStream:
         """Queue prompts together, or none of them; never waits.
@@ -104,13 +145,17 @@ class AsyncEngine:
         """
         num_answers = sum(request.params.n for request in requests)
         self._check_vacancies(num_answers)
+        self._check_tokens(sum(map(_num_tokens, requests)))
+        if not self._num_open:
+            self._liveness.work_began(time.monotonic())
         ids = [f"{request_id}-{index}" for index in range(len(requests))]
         stream = AnswerStream(ids, num_answers, self.abort)
         for prompt_id, request in zip(ids, requests, strict=True):
             self._streams[prompt_id] = (stream, request.params.n)
             self._num_open += request.params.n
-            if self._observer is not None:
-                self._observer.submitted(prompt_id, request, time.monotonic())
+            self._num_tokens_given += _num_tokens(request)
+            for observer in self._observers:
+                observer.submitted(prompt_id, request, time.monotonic())
             self._commands.put(partial(self._add, prompt_id, request))
         return stream
 
@@ -118,11 +163,40 @@ class AsyncEngine:
         """End one prompt's answers, or everything, after the current step."""
         self._commands.put(partial(self._engine.abort, request_id))
 
-    async def close(self) -> None:
-        """Abort what runs, end the thread and close the engine."""
+    def fail(self, error: Exception) -> None:
+        """End everything with an error that its clients are shown, after the current step."""
+        self._commands.put(partial(self._engine.fail, error))
+
+    def drop_cached_prefixes(self) -> None:
+        """Forget the prefixes of ended requests, after the current step."""
+        self._commands.put(self._engine.reset_prefix_cache)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """The result of `work`, run by the engine's thread between two steps; raises what it raises."""
+        result: Future[T] = Future()
+
+        def run() -> None:
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(work())
+                except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the caller
+                    result.set_exception(error)
+
+        self._commands.put(run)
+        return await asyncio.wrap_future(result)
+
+    async def close(self, timeout: float = math.inf) -> None:
+        """Abort what runs, end the thread and close the engine.
+
+        Raises InternalError for a step that has not ended after `timeout` seconds.
+        """
         self._closing = True
         self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
+        end = time.monotonic() + timeout
+        while self._thread.is_alive():
+            if time.monotonic() > end:
+                raise InternalError("a step of the engine does not end", found=f"{timeout:g} s of waiting")
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _check_vacancies(self, num_answers: int) -> None:
         if not self.is_alive:
@@ -142,19 +216,35 @@ class AsyncEngine:
                 found=f"{self._num_open} answers running or waiting",
                 expected=f"at most {capacity}",
                 hint="try again later",
+                retry_after=self.retry_after(),
+            )
+
+    def _check_tokens(self, num_tokens: int) -> None:
+        """A prompt of any length may wait alone; beside others, only within the bound."""
+        waiting = self.stats().num_waiting_tokens
+        limit = self._engine.settings.max_waiting_tokens
+        if waiting and waiting + num_tokens > limit:
+            raise RequestError(
+                "the waiting queue is full",
+                code="queue_full",
+                found=f"{waiting} prompt tokens waiting and {num_tokens} more",
+                expected=f"at most {limit}",
+                hint="try again later",
+                retry_after=self.retry_after(),
             )
 
     def _run(self) -> None:
         """The thread: commands, step, results, until told to stop."""
         try:
             while self._take_commands():
-                self._publish(self._step())
+                self._step()
             self._engine.abort()
-            self._publish(self._engine.take_outputs())
+            now = time.monotonic()
+            self._publish(self._engine.take_outputs(), now, now)
             self._engine.close()
         except Exception:
             _logger.exception("the engine's thread ended; no more requests are served")
-            self._loop.call_soon_threadsafe(self._lose_everything)
+            self._on_loop(self._lose_everything)
 
     def _take_commands(self) -> bool:
         """Run what was asked since the last step, waiting while there is nothing to do; False to stop."""
@@ -169,32 +259,41 @@ class AsyncEngine:
             command()
             wait = False
 
-    def _step(self) -> list[OutputDelta]:
+    def _step(self) -> None:
+        started = time.monotonic()
         try:
-            return self._engine.step()
+            deltas = self._engine.step()
         except Exception as error:
             _logger.exception("a step failed outside the executor; its requests end")
             self._engine.fail(error)
-            return self._engine.take_outputs()
+            deltas = self._engine.take_outputs()
+        ended = time.monotonic()
+        self._liveness.stepped(started, ended, progressed=bool(deltas))
+        self._publish(deltas, started, ended)
 
     def _add(self, request_id: str, request: EngineRequest) -> None:
+        self._num_tokens_taken += _num_tokens(request)
         try:
             self._engine.add_request(request_id, request)
         except GristmillError as error:
-            self._publish(
-                [
-                    OutputDelta(request_id, index, finish_reason="error", error=error)
-                    for index in range(request.params.n)
-                ]
-            )
+            now = time.monotonic()
+            deltas = [
+                OutputDelta(request_id, index, finish_reason="error", error=error)
+                for index in range(request.params.n)
+            ]
+            self._publish(deltas, now, now)
 
-    def _publish(self, deltas: list[OutputDelta]) -> None:
+    def _publish(self, deltas: list[OutputDelta], started: float, ended: float) -> None:
         if deltas:
-            self._loop.call_soon_threadsafe(self._deliver, deltas, time.monotonic())
+            self._on_loop(partial(self._deliver, deltas, started, ended))
 
-    def _deliver(self, deltas: list[OutputDelta], now: float) -> None:
-        if self._observer is not None:
-            self._observer.progressed(deltas, now)
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has ended before a step that was given up: nobody listens
+            self._loop.call_soon_threadsafe(callback)
+
+    def _deliver(self, deltas: list[OutputDelta], started: float, ended: float) -> None:
+        for observer in self._observers:
+            observer.progressed(deltas, started, ended)
         for delta in deltas:
             stream, num_open = self._streams[delta.request_id]
             stream.push(delta)
@@ -212,3 +311,8 @@ class AsyncEngine:
         streams, self._streams, self._num_open = self._streams, {}, 0
         for request_id, (stream, _) in streams.items():
             stream.push(OutputDelta(request_id, 0, finish_reason="error", error=error))
+
+
+def _num_tokens(request: EngineRequest) -> int:
+    """Prompt tokens that the request's answers read, each for itself."""
+    return len(request.prompt_token_ids) * request.params.n

@@ -50,6 +50,7 @@ class MessageForm:
     calls          an assistant's `tool_calls`
     call_content   what may stand as content beside calls when there is no text, the best first
     arguments      what a call's arguments may be: an object (dict), its JSON text (str)
+    developer      the role developer; the others know it as system
     """
 
     text: bool = True
@@ -58,6 +59,7 @@ class MessageForm:
     calls: bool = False
     call_content: tuple[EmptyContent, ...] = ("text",)
     arguments: tuple[type, ...] = ()
+    developer: bool = False
 
 
 def detect_form(render: _Render) -> MessageForm:

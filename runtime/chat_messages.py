@@ -16,7 +16,8 @@ def normalise_messages(messages: Sequence[Message], form: MessageForm) -> list[d
     """The same chat in the form that a template takes; what it takes already stays as it is.
 
     Text parts are joined, missing content becomes "", a call's arguments become
-    the object or the JSON text that the template reads. Raises RequestError for
+    the object or the JSON text that the template reads, and a developer's message
+    is the system's where the template knows no developer. Raises RequestError for
     content that is not text and for arguments that are not JSON.
     """
     return [_normalise(message, form, index) for index, message in enumerate(messages)]
@@ -24,7 +25,9 @@ def normalise_messages(messages: Sequence[Message], form: MessageForm) -> list[d
 
 def _normalise(message: Message, form: MessageForm, index: int) -> dict[str, Any]:
     normal = dict(message)
-    calls = message.get("tool_calls")
+    if message.get("role") == "developer" and not form.developer:
+        normal["role"] = "system"
+    calls = _tool_calls(message, index)
     text = message_text(message, index)
     if not text and calls and form.calls:
         normal["content"] = _empty_content(message, form)
@@ -35,6 +38,14 @@ def _normalise(message: Message, form: MessageForm, index: int) -> dict[str, Any
     if calls:
         normal["tool_calls"] = [_normalise_call(call, form, index) for call in calls]
     return normal
+
+
+def _tool_calls(message: Message, index: int) -> Sequence[Mapping[str, Any]]:
+    calls = message.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+        field = f"messages[{index}].tool_calls"
+        raise RequestError(f"{field} is not a list of objects", field=field, found=f"{calls!r:.80}")
+    return calls
 
 
 def _empty_content(message: Message, form: MessageForm) -> object:

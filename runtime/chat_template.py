@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -99,7 +100,8 @@ def compile_template(source: str, special_tokens: Mapping[str, str]) -> ChatTemp
     def render(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
         return _render(compiled, {**special_tokens, "messages": messages, "tools": tools}, None)
 
-    return ChatTemplate(compiled, special_tokens, detect_form(render))
+    form = replace(detect_form(render), developer=_knows_developer(source))
+    return ChatTemplate(compiled, special_tokens, form)
 
 
 def read_templates(
@@ -134,6 +136,11 @@ def select_template(
         found=", ".join(sorted(templates)) or "none at all",
         hint="use plain completions, or add chat_template.jinja to the model",
     )
+
+
+def _knows_developer(source: str) -> bool:
+    """Whether a template compares a role with "developer"; many would print any role they are given."""
+    return re.search(r"""(['"])developer\1""", source) is not None
 
 
 def _named_sources(value: object) -> dict[str, str]:

@@ -138,7 +138,11 @@ class UnsupportedError(InputError):
 
 
 class RequestError(InputError):
-    """One request is wrong; `field` names its parameter and `code` its kind."""
+    """One request is wrong or can't be served now.
+
+    `field` names its parameter and `code` its kind; `retry_after` is the number of
+    seconds after which it may well succeed.
+    """
 
     def __init__(
         self,
@@ -149,9 +153,11 @@ class RequestError(InputError):
         found: object = None,
         expected: object = None,
         hint: str | None = None,
+        retry_after: float | None = None,
     ) -> None:
         self.field = field
         self.code = code
+        self.retry_after = retry_after
         super().__init__(what, found=found, expected=expected, hint=hint)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.runtime.core.request import Chunk, Request
+from gristmill.runtime.core.request import Request
+from gristmill.runtime.core.step_plan import Chunk
 from gristmill.runtime.detokenizer import Detokenizer
-from gristmill.runtime.outputs import FinishReason, OutputDelta
+from gristmill.runtime.outputs import FinishReason, OutputDelta, PromptProgress
 from gristmill.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
 from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.sampling.sampler import SampledToken
@@ -29,6 +30,9 @@ class Generation:
         params: SamplingParams,
         tokenizer: Tokenizer,
         vocab_size: int,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         assert params.seed is not None
         assert params.max_tokens is not None
@@ -36,7 +40,9 @@ class Generation:
         self.index = index
         self._params = params
         scores = params.prompt_logprobs is not None
-        self.request = Request(f"{request_id}/{index}", prompt_token_ids, params.max_tokens, scores)
+        self.request = Request(
+            f"{request_id}/{index}", prompt_token_ids, params.max_tokens, scores, priority, cache_salt
+        )
         ends = set(params.stop_token_ids)
         self._eos_token_ids = frozenset(() if params.ignore_eos else tokenizer.eos_token_ids)
         self._end_token_ids = self._eos_token_ids | ends
@@ -65,22 +71,33 @@ class Generation:
         return chunk.completes and self.request.max_tokens > 0
 
     def accept(self, chunk: Chunk, sampled: SampledToken | None) -> OutputDelta | None:
-        """What a chunk and its token, if it `samples` one, add; None while the prompt is incomplete."""
+        """What a chunk and its token, if it `samples` one, add; None if that is nothing."""
+        progress = self._progress(chunk)
         if not chunk.completes:
-            return None
+            return None if progress is None else self._delta(progress=progress)
         scores = tuple(self._prompt_logprobs) if self.request.score_prompt else None
         self.request.score_prompt = False
         if sampled is None:
-            return self._delta(finish_reason="length", prompt_logprobs=scores)
+            return self._delta(finish_reason="length", prompt_logprobs=scores, progress=progress)
         self.request.token_ids.append(sampled.token_id)
-        return self._extend(sampled, scores)
+        return self._extend(sampled, scores, progress)
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> OutputDelta:
         """The last delta of an answer that ends from outside: what was held back, and why it ends."""
         return self._delta(text=self._flush(), finish_reason=reason, error=error)
 
+    def _progress(self, chunk: Chunk) -> PromptProgress | None:
+        """How far the prompt is read, if the chunk has some of it."""
+        total = len(self.request.prompt_token_ids)
+        if chunk.start >= total:
+            return None
+        return PromptProgress(total, self.request.num_cached, min(total, chunk.start + chunk.length))
+
     def _extend(
-        self, sampled: SampledToken, prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
+        self,
+        sampled: SampledToken,
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+        progress: PromptProgress | None,
     ) -> OutputDelta:
         token_id = sampled.token_id
         stopped = token_id in self._end_token_ids
@@ -104,6 +121,7 @@ class Generation:
             finish_reason=reason,
             stop_reason=stop_reason,
             prompt_logprobs=prompt_logprobs,
+            progress=progress,
         )
 
     def _flush(self) -> str:
@@ -119,7 +137,9 @@ class Generation:
         stop_reason: int | str | None = None,
         error: Exception | None = None,
         prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None,
+        progress: PromptProgress | None = None,
     ) -> OutputDelta:
+        ended = finish_reason is not None
         return OutputDelta(
             self.request_id,
             self.index,
@@ -130,4 +150,7 @@ class Generation:
             stop_reason,
             error,
             prompt_logprobs,
+            progress,
+            self.request.num_preemptions if ended else 0,
+            self.request.num_recomputed if ended else 0,
         )

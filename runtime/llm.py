@@ -15,7 +15,7 @@ from gristmill.runtime.errors import InputError
 from gristmill.runtime.executors.base import Executor, ExecutorInfo, KVCacheConfig
 from gristmill.runtime.executors.load import open_engine
 from gristmill.runtime.golden import golden_tolerance, require_golden, short_golden
-from gristmill.runtime.memory import FreeMemory, free_memory, plan_memory
+from gristmill.runtime.memory import FreeMemory, MemoryPlan, free_memory, plan_memory
 from gristmill.runtime.outputs import OutputCollector, OutputDelta, RequestOutput
 from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.settings import EngineSettings
@@ -32,11 +32,12 @@ def load_engine(
     *,
     free: FreeMemory | None = None,
     report: Report | None = None,
+    on_plan: Callable[[MemoryPlan], None] | None = None,
 ) -> LLMEngine:
     """Load a verified folder and prove it against its golden prompts.
 
     `free` is the memory that it may use, by default what is free now; `report`
-    receives the memory plan and what was loaded, line by line. Raises
+    receives the memory plan and what was loaded, line by line, `on_plan` the plan itself. Raises
     UnsupportedError for a target or number format that can't be executed,
     InputError or OutsideError (with the numbers) when memory does not suffice,
     IntegrityError when the engine does not give the recorded logits.
@@ -48,6 +49,8 @@ def load_engine(
     memory = plan_memory(opened.plan, opened.weight_bytes(options.compute), settings, free or free_memory())
     for line in memory.lines():
         tell(line)
+    if on_plan is not None:
+        on_plan(memory)
     cache = KVCacheConfig(memory.num_blocks, memory.block_size, settings.kv_dtype)
     with ThreadPoolExecutor(1) as beside:  # the proof needs no Python; a large vocabulary takes as long
         reading = beside.submit(load_tokenizer, folder.checkpoint)
@@ -186,7 +189,7 @@ class LLM:
 
     def _admit(self, waiting: list[EngineRequest], collectors: dict[str, OutputCollector]) -> None:
         """Queue as many as the engine takes, so that any number of prompts may be given."""
-        while waiting and waiting[-1].params.n <= self._engine.num_vacancies:
+        while waiting and self._engine.has_room(waiting[-1]):
             request = waiting.pop()
             request_id = self._next_id()
             collectors[request_id] = OutputCollector(

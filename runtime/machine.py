@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["CGROUPS", "CpuLimits", "MemoryLimit", "cpu_limits", "memory_limit", "processor_name"]
+__all__ = [
+    "CGROUPS",
+    "CpuLimits",
+    "MemoryLimit",
+    "cpu_limits",
+    "memory_limit",
+    "oversubscription",
+    "processor_name",
+]
 
 CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -36,7 +44,10 @@ class CpuLimits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A container's limit and what it uses of it, in bytes."""
+    """A container's limit and what it uses of it, in bytes.
+
+    Pages of files that were not touched of late do not count as used: the kernel gives them back when asked.
+    """
 
     limit: int
     usage: int
@@ -54,6 +65,17 @@ def cpu_limits(cgroup: Path = CGROUPS) -> CpuLimits:
         installed=os.cpu_count() or 1,
         allowed=len(os.sched_getaffinity(0)),
         quota=min(quotas, default=None),
+    )
+
+
+def oversubscription(threads: int | None, limits: CpuLimits) -> str | None:
+    """A warning if more threads were asked for than can run at once."""
+    if threads is None or threads <= limits.effective:
+        return None
+    return (
+        f"warning: {threads} threads for {limits.effective} processors "
+        f"({limits.installed} installed, {limits.allowed} allowed, quota {limits.quota or 'none'}): "
+        "they will wait for each other"
     )
 
 
@@ -102,8 +124,14 @@ def _memory_limit(folder: Path) -> MemoryLimit | None:
         if not (limit and usage and limit.isdecimal() and usage.isdecimal()):
             continue
         if int(limit) < _NO_LIMIT:
-            return MemoryLimit(int(limit), int(usage))
+            return MemoryLimit(int(limit), max(0, int(usage) - _idle_file_pages(folder)))
     return None
+
+
+def _idle_file_pages(folder: Path) -> int:
+    """Bytes of the page cache that the group could lose without noticing."""
+    values = dict(line.split(" ", 1) for line in (_read(folder / "memory.stat") or "").splitlines())
+    return int(values.get("total_inactive_file", values.get("inactive_file", "0")))
 
 
 def _read(file: Path) -> str | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -14,13 +15,24 @@ from gristmill.runtime.machine import CGROUPS, memory_limit
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import EngineSettings
 
-__all__ = ["FreeMemory", "MemoryPlan", "free_memory", "kv_bytes_per_token", "plan_memory"]
+__all__ = [
+    "FreeMemory",
+    "MemoryPlan",
+    "ProcessMemory",
+    "free_memory",
+    "kv_bytes_per_token",
+    "largest_processes",
+    "plan_memory",
+]
 
 _BITS: dict[KVDtype, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
 _SCALED = ("int8", "int4")
 _SCALE_BYTES = 8  # float32, and as much again for what an engine pads
-_RUNTIME = 256 << 20  # the interpreter, its libraries and allocator slack
+_MIB = 1 << 20
+_RUNTIME = 256 * _MIB  # the interpreter, its libraries and allocator slack
 _CACHE_SHARE = 0.5  # of what weights and work space leave, unless the user says how much
+_CACHE_MOST = 4 << 30  # unless the user says how much, or one full context needs more
+_NAMED_PROCESSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +44,20 @@ class FreeMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Resident bytes of another process."""
+
+    name: str
+    pid: int
+    resident: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where the memory goes, in bytes. `work` is activations, logits and the runtime itself."""
+    """Where the memory goes, in bytes.
+
+    `work` is activations, logits (those of scored prompts too) and the runtime itself.
+    """
 
     budget: FreeMemory
     weights: int
@@ -47,6 +71,10 @@ class MemoryPlan:
     def cache(self) -> int:
         """Bytes of the paged cache."""
         return self.num_blocks * self.block_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-ready values."""
+        return {**asdict(self), "cache": self.cache}
 
     def lines(self) -> list[str]:
         """The plan as a table, one line a row."""
@@ -70,11 +98,24 @@ def free_memory(cgroup: Path = CGROUPS) -> FreeMemory:
     return FreeMemory(available, "available on this machine")
 
 
-def plan_memory(plan: ModelPlan, weights: int, settings: EngineSettings, free: FreeMemory) -> MemoryPlan:
-    """Size the cache: as many full contexts as requests can run, within the user's limits and what is free.
+def largest_processes(count: int = _NAMED_PROCESSES) -> list[ProcessMemory]:
+    """The other processes that hold most memory, largest first, as far as this one may look."""
+    own = psutil.Process().pid
+    found: list[ProcessMemory] = []
+    for process in psutil.process_iter(["name", "memory_info"]):
+        memory = process.info["memory_info"]
+        if process.pid != own and memory is not None:
+            found.append(ProcessMemory(process.info["name"], process.pid, memory.rss))
+    return sorted(found, key=lambda process: -process.resident)[:count]
 
-    Raises InputError when the user's limit, OutsideError when the machine's memory
-    does not hold one request of full length; with the numbers and what would fit.
+
+def plan_memory(plan: ModelPlan, weights: int, settings: EngineSettings, free: FreeMemory) -> MemoryPlan:
+    """Size the cache within the user's limits and what is free.
+
+    By default as many full contexts as requests can run, at most 4 GiB unless one
+    context needs more; with `kv_cache_bytes` just that. Raises InputError when
+    the user's limit, OutsideError when the machine's memory does not hold one
+    request of full length; with the numbers and the option that would fit.
     """
     max_model_len = _max_model_len(plan, settings)
     budget = free
@@ -84,16 +125,26 @@ def plan_memory(plan: ModelPlan, weights: int, settings: EngineSettings, free: F
     block_bytes = settings.block_size * kv_bytes_per_token(plan, settings.kv_dtype)
     per_context = -(-max_model_len // settings.block_size)
     rest = max(0, budget.size - weights - work)
-    if settings.kv_cache_bytes is not None:
-        room = min(rest, settings.kv_cache_bytes) // block_bytes
-    else:  # one full context may take all that is left, several share a part of it
-        room = max(int(rest * _CACHE_SHARE) // block_bytes, min(per_context, rest // block_bytes))
-    num_blocks = min(per_context * settings.max_num_seqs, room)
+    num_blocks = _num_blocks(settings, rest, block_bytes, per_context)
     sized = MemoryPlan(budget, weights, work, block_bytes, num_blocks, settings.block_size, max_model_len)
     if num_blocks < per_context:
-        limited = settings.kv_cache_bytes is not None or budget is not free
-        raise _too_little(sized, per_context, limited=limited)
+        raise _too_little(sized, per_context, settings, free)
+    if settings.kv_cache_bytes is not None and settings.kv_cache_bytes > rest:
+        raise InputError(
+            "the cache that was asked for does not fit into memory",
+            found=f"{_mib(budget.size)} {budget.source}, {_mib(rest)} of it beside weights and work space",
+            expected=_mib(settings.kv_cache_bytes),
+            hint=f"--kv-cache-memory {rest // _MIB}MiB would fit",
+        )
     return sized
+
+
+def _num_blocks(settings: EngineSettings, rest: int, block_bytes: int, per_context: int) -> int:
+    if settings.kv_cache_bytes is not None:
+        return min(rest, settings.kv_cache_bytes) // block_bytes
+    shared = min(int(rest * _CACHE_SHARE), _CACHE_MOST) // block_bytes
+    alone = min(per_context, rest // block_bytes)  # one full context may take all that is left
+    return min(per_context * settings.max_num_seqs, max(shared, alone))
 
 
 def _max_model_len(plan: ModelPlan, settings: EngineSettings) -> int:
@@ -124,17 +175,43 @@ def _work_bytes(plan: ModelPlan, settings: EngineSettings) -> int:
     return 4 * (settings.max_num_batched_tokens * per_token + 2 * rows * plan.vocab_size) + _RUNTIME
 
 
-def _too_little(plan: MemoryPlan, blocks_per_context: int, *, limited: bool) -> GristmillError:
-    needed = plan.weights + plan.work + blocks_per_context * plan.block_bytes
-    fits = plan.num_blocks * plan.block_size
-    hint = f"--max-model-len {fits} would fit" if fits else "the weights alone do not fit"
+def _too_little(
+    plan: MemoryPlan, blocks_per_context: int, settings: EngineSettings, free: FreeMemory
+) -> GristmillError:
+    cache = blocks_per_context * plan.block_bytes
+    needed = plan.weights + plan.work + cache
+    found = f"{_mib(plan.budget.size)} {plan.budget.source}, {_mib(plan.cache)} of it for the cache"
+    if plan.budget is free:
+        found += "; others hold " + ", ".join(_others(largest_processes()))
+    limited = settings.kv_cache_bytes is not None or plan.budget is not free
     kind = InputError if limited else OutsideError
     return kind(
         f"one request of {plan.max_model_len} tokens does not fit into memory",
-        found=f"{_mib(plan.budget.size)} {plan.budget.source}, {_mib(plan.cache)} of it for the cache",
+        found=found,
         expected=f"{_mib(needed)}: " + ", ".join(_shares(plan, blocks_per_context)),
-        hint=hint,
+        hint=_what_fits(plan, cache, needed, settings, free),
     )
+
+
+def _what_fits(plan: MemoryPlan, cache: int, needed: int, settings: EngineSettings, free: FreeMemory) -> str:
+    """The options of which each alone would fit."""
+    options: list[str] = []
+    if needed <= plan.budget.size:
+        options.append(f"--kv-cache-memory {-(-cache // _MIB)}MiB")
+    elif plan.budget is not free and settings.kv_cache_bytes is None and needed <= free.size:
+        options.append(f"--memory {-(-needed // _MIB)}MiB")
+    if plan.num_blocks:
+        options.append(f"--max-model-len {plan.num_blocks * plan.block_size}")
+    if options:
+        return " or ".join(options) + " would fit"
+    if plan.weights > plan.budget.size:
+        return "the weights alone do not fit"
+    return "smaller --max-num-batched-tokens or --max-num-seqs need less work space"
+
+
+def _others(processes: Sequence[ProcessMemory]) -> Iterator[str]:
+    for process in processes:
+        yield f"{process.name} (pid {process.pid}) {_mib(process.resident)}"
 
 
 def _shares(plan: MemoryPlan, blocks_per_context: int) -> Iterator[str]:
@@ -144,4 +221,4 @@ def _shares(plan: MemoryPlan, blocks_per_context: int) -> Iterator[str]:
 
 
 def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.0f} MiB"
+    return f"{size / _MIB:,.0f} MiB"

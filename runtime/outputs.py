@@ -108,6 +108,7 @@ class OutputCollector:
         self._logprobs = logprobs
         self._parts = [_Parts() for _ in range(n)]
         self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self._num_cached_tokens: int | None = None
 
     def add(self, delta: OutputDelta) -> None:
         """Add one delta; raises its error if the request failed."""
@@ -119,6 +120,8 @@ class OutputCollector:
         parts.logprobs += delta.logprobs
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
+        if delta.progress is not None and self._num_cached_tokens is None:
+            self._num_cached_tokens = delta.progress.cached
         if delta.finish_reason is not None:
             parts.last = delta
 
@@ -131,7 +134,12 @@ class OutputCollector:
         """The whole output of a finished request."""
         outputs = tuple(self._completion(index, parts) for index, parts in enumerate(self._parts))
         return RequestOutput(
-            self._request_id, self._prompt, self._prompt_token_ids, outputs, self._prompt_logprobs
+            self._request_id,
+            self._prompt,
+            self._prompt_token_ids,
+            outputs,
+            self._prompt_logprobs,
+            self._num_cached_tokens or 0,
         )
 
     def _completion(self, index: int, parts: _Parts) -> CompletionOutput:

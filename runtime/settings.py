@@ -53,7 +53,7 @@ class EngineSettings:
     kv_cache_dtype: KVDtype | None = None
     block_size: int = 16
     max_model_len: int | None = None
-    max_num_seqs: int = 16
+    max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     max_scored_tokens: int = 128
     max_waiting: int = 256

@@ -92,6 +92,15 @@ class Tokenizer:
         """
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
+    def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """`encode` for a model to read: a text that has the start token itself gets no second one."""
+        token_ids = self.encode(text, add_special_tokens=add_special_tokens)
+        start = None if self.bos_token is None else self.token_id(self.bos_token)
+        if add_special_tokens and token_ids[:2] == [start, start]:
+            was_added = len(token_ids) > len(self.encode(text, add_special_tokens=False))
+            return token_ids[1:] if was_added else token_ids
+        return token_ids
+
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """`encode` for many texts at once, on all cores."""
         for text in texts:

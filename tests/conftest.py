@@ -1,16 +1,24 @@
-"""Shared fixtures: the test data folder, tiny random models, the real demo model."""
+"""Shared fixtures: the test data folder, tiny random models, one built, the real demo model."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from tests.command_line import CommandLine
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch is loaded
 
 ROOT = Path(__file__).parent.parent
+
+WriteRecipe = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +76,54 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> 
 def tiny_llama_untied(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Path:
     """As `tiny_llama`, with a head of its own."""
     return _tiny_llama(tmp_path_factory.mktemp("tiny-llama-untied"), smollm2_gguf, tied=False)
+
+
+def _chats(count: int, first: int) -> str:
+    rows = (
+        {
+            "messages": [{"role": "user", "content": f"Tell me {n} things about number {n * 37}. " * 12}],
+            "reference": f"The number {n * 37} is the product of {n} and 37. " * 6,
+        }
+        for n in range(first, first + count)
+    )
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture(scope="session")
+def write_recipe(tiny_llama: Path) -> WriteRecipe:
+    """Write a recipe for the tiny model, with its prompts, into a folder; a change to None drops a key."""
+
+    def write(folder: Path, **changes: Any) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "chats.jsonl").write_text(_chats(40, 0))
+        (folder / "heldout.jsonl").write_text(_chats(12, 100))
+        recipe: dict[str, Any] = {
+            "name": "tiny",
+            "model": str(tiny_llama),
+            "calibration": {"prompts": [{"path": "chats.jsonl"}], "samples": 16, "max_tokens": 128},
+            "quantize": {"scheme": "W4A16_ASYM", "method": "gptq", "group_size": 32},
+            "validate": {
+                "data": [{"path": "heldout.jsonl", "window": 128, "tokens": 512}],
+                "gates": {"kl_mean": "< 5"},
+            },
+            **changes,
+        }
+        recipe = {key: value for key, value in recipe.items() if value is not None}
+        path = folder / "recipe.yaml"
+        path.write_text(yaml.safe_dump(recipe))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory, write_recipe: WriteRecipe) -> CommandLine:
+    """A store with the tiny model built once, with an AWQ export and a native engine."""
+    folder = tmp_path_factory.mktemp("built")
+    command = CommandLine(folder / "store")
+    done = command.run("build", write_recipe(folder / "recipe", compile=["awq", "native-x86"]))
+    assert done.returncode == 0, done.stderr
+    return command
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 
 from gristmill.calibration.drift import GroupStatistics
+from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
+from gristmill.calibration.streams import run_block
 from gristmill.pipeline.prepare.fold import fold_scales, shared_scales
 from gristmill.pipeline.quantize.awq import AwqSettings, quantize_awq, search_scales
 from gristmill.pipeline.quantize.correct import corrected_weight
 from gristmill.pipeline.quantize.gptq import GptqSettings, factorize_hessian, quantize_gptq
 from gristmill.pipeline.quantize.grids import dequantized
 from gristmill.pipeline.quantize.rtn import quantize_rtn
+from gristmill.pipeline.quantize.signround import SignRoundSettings, learn_rounding
 from gristmill.runtime.errors import InputError, ModelError
 from gristmill.runtime.model_plan import LayerPlan, LinearPlan
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
@@ -25,11 +28,13 @@ from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 __all__ = [
     "BlockObservations",
     "BlockResult",
+    "Method",
     "QuantizeSettings",
     "quantize_block",
     "served_weights",
 ]
 
+Method = Literal["rtn", "gptq", "awq", "signround"]
 Weights = Mapping[str, torch.Tensor]
 
 
@@ -42,6 +47,9 @@ class BlockObservations(Protocol):
     def group(self, index: int, weights: Weights) -> GroupStatistics:
         """Statistics of one input group behind the earlier ones, which are quantized in `weights`."""
 
+    def pairs(self) -> Sequence[BlockPair]:
+        """The block's inputs and the original's outputs, for methods that learn; asked for last."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizeSettings:
@@ -52,18 +60,29 @@ class QuantizeSettings:
     correction_damping  ridge of that correction, as a part of the Hessian's mean diagonal
     """
 
-    method: Literal["rtn", "gptq", "awq"]
+    method: Method
     schemes: Mapping[str, QuantScheme | None]
     gptq: GptqSettings = field(default_factory=GptqSettings)
     awq: AwqSettings = field(default_factory=AwqSettings)
+    signround: SignRoundSettings = field(default_factory=SignRoundSettings)
     correct_drift: bool = True
     correction_damping: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.method not in ("rtn", "gptq", "awq"):
-            raise InputError("quantization method", found=self.method, expected="rtn, gptq or awq")
+        if self.method not in get_args(Method):
+            raise InputError("quantization method", found=self.method, expected=" or ".join(get_args(Method)))
         if self.correction_damping <= 0:
             raise InputError("correction damping", found=self.correction_damping, expected="above 0")
+
+    @property
+    def follow_original(self) -> bool:
+        """Whether the original model's stream is needed beside the quantized one's."""
+        return self.correct_drift or self.method == "signround"
+
+    @property
+    def sample_every(self) -> int:
+        """Of how many sequences one is followed: what learns, learns from all."""
+        return 1 if self.method == "signround" else 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +92,9 @@ class BlockResult:
     quantized  by linear name
     dense      tensors that changed and are not quantized, by checkpoint name
     errors     tr(E H E^T) / tr(W H W^T) by linear name: the output error of
-               rounding as a part of the output
+               rounding as a part of the output; E is the distance to the weight
+               that was rounded, or, where all linears learn together, to the
+               original's
     notes      what a user should know, such as raised damping
     """
 
@@ -99,14 +120,19 @@ def quantize_block(
         current.update(_fold(layer, weights, statistics, settings))
     result = BlockResult({}, {}, {})
     notes: list[str] = []
+    seen: list[GroupStatistics | None] = []
     for index, group in enumerate(layer.input_groups):
         if not any(settings.schemes.get(linear.name) for linear in layer.linears):
             break
         known = None if statistics is None else statistics.group(index, current)
+        if settings.method == "signround":
+            seen.append(known)
         for linear, tensor, error in _quantize_group(group, current, known, settings, notes):
             result.quantized[linear.name] = tensor
             result.errors[linear.name] = error
             current[linear.weight] = dequantized(tensor, weights[linear.weight].dtype)
+    if settings.method == "signround" and statistics is not None and result.quantized:
+        _learn(layer, weights, statistics, settings, seen, result)
     codes = {linear.weight for linear in layer.linears if linear.name in result.quantized}
     dense = {name: current[name] for name in weights if current[name] is not weights[name]}
     dense = {name: tensor for name, tensor in dense.items() if name not in codes}
@@ -192,6 +218,27 @@ def _quantize(
     if factor.damping != settings.gptq.damping:
         notes.append(f"{name}: damping raised from {settings.gptq.damping:g} to {factor.damping:g}")
     return quantize_gptq(weight, known.inputs, scheme, settings.gptq, factor=factor, name=name)
+
+
+def _learn(
+    layer: LayerPlan,
+    weights: Weights,
+    statistics: BlockObservations,
+    settings: QuantizeSettings,
+    seen: Sequence[GroupStatistics | None],
+    result: BlockResult,
+) -> None:
+    """Train all linears of `result` together, and tell their errors against the original weights."""
+    run = partial(run_block, layer)
+    pairs = statistics.pairs()
+    learned = learn_rounding(run, weights, result.quantized, pairs, settings.signround, seed=layer.index)
+    result.quantized.update(learned)
+    for group, known in zip(layer.input_groups, seen, strict=True):
+        for linear in group:
+            if linear.name in learned:
+                weight = weights[linear.weight].float()
+                errors = weight - dequantized(learned[linear.name], torch.float32)
+                result.errors[linear.name] = _relative_error(errors, weight, known, linear.name)
 
 
 def _relative_error(

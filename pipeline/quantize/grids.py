@@ -24,6 +24,7 @@ __all__ = [
     "nearest_codes",
     "quantized_tensor",
     "searched_grid",
+    "storable_scales",
 ]
 
 SHRINK_FACTORS: tuple[float, ...] = tuple(1 - step / 20 for step in range(10))
@@ -128,14 +129,14 @@ def _ranges(values: torch.Tensor, scheme: QuantScheme) -> tuple[torch.Tensor, to
 
 
 def _range_grid(low: torch.Tensor, high: torch.Tensor, scheme: QuantScheme) -> Grid:
-    scales = _storable((high - low) / scheme.max_code, scheme)
+    scales = storable_scales((high - low) / scheme.max_code, scheme)
     if scheme.symmetric:
         return Grid(scheme, scales, torch.full_like(scales, scheme.midpoint))
     return Grid(scheme, scales, (-low / scales).round_().clamp_(0, scheme.max_code))
 
 
-def _storable(scales: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
-    """Scales rounded to their stored type; 1 for a group of zeros, whose codes are then its zero point."""
+def storable_scales(scales: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
+    """`scales` rounded to their stored type; 1 for a group of zeros, whose codes are then its zero point."""
     dtype: torch.dtype = getattr(torch, scheme.scale_dtype)
     rounded = scales.to(dtype).float()
     rounded[(rounded == 0) & (scales > 0)] = torch.finfo(dtype).smallest_normal

@@ -108,7 +108,8 @@ def _results(
         model.source,
         samples.sequences,
         compute=walk_compute(model.plan),
-        follow_original=settings.correct_drift,
+        sample_every=settings.sample_every,
+        follow_original=settings.follow_original,
     )
     for layer in model.plan.layers:
         weights = load_block(model.source, layer, walk.dtype)

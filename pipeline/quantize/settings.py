@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gristmill.pipeline.quantize.awq import AwqSettings
 from gristmill.pipeline.quantize.block import QuantizeSettings
 from gristmill.pipeline.quantize.gptq import GptqSettings
+from gristmill.pipeline.quantize.signround import SignRoundSettings
 from gristmill.recipes import quantize as recipe
 from gristmill.runtime.scheme import QuantScheme
 
@@ -18,14 +19,16 @@ def quantize_settings(
 ) -> QuantizeSettings:
     """What `quantize_block` needs; a method that is not used keeps its defaults.
 
-    Only GPTQ aims at the original model's outputs: AWQ rounds to nearest, and a
-    weight corrected along directions that calibration barely saw rounds badly.
+    GPTQ, with which SignRound starts, aims at the original model's outputs. AWQ
+    rounds to nearest, and a weight corrected along directions that calibration
+    barely saw rounds badly.
     """
-    gptq, awq = settings.gptq, settings.awq
+    gptq, awq, signround = settings.gptq, settings.awq, settings.signround
     return QuantizeSettings(
         method=settings.method,
         schemes=dict(schemes),
         gptq=GptqSettings(**gptq.model_dump()) if gptq else GptqSettings(),
         awq=AwqSettings(**awq.model_dump()) if awq else AwqSettings(),
-        correct_drift=settings.method == "gptq",
+        signround=SignRoundSettings(**signround.model_dump()) if signround else SignRoundSettings(),
+        correct_drift=settings.method in ("gptq", "signround"),
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
 
-__all__ = ["Chunk", "LogitRows", "Request", "RequestState"]
+from gristmill.runtime.core.prefix_cache import CachedBlock
 
-LogitRows = Literal["none", "last", "all"]
+__all__ = ["MOST_PREEMPTIONS", "Request", "RequestState"]
+
+MOST_PREEMPTIONS = 3
 
 
 class RequestState(Enum):
@@ -25,11 +28,15 @@ class Request:
 
     `token_ids` are prompt and output together; the keys and values of the
     first `num_computed` of them are in the cache, through `block_table`. A
-    preempted request keeps its output and computes everything again.
-    `score_prompt` asks for a row of logits at every prompt position. Of two
-    requests the one with the lower `priority` goes first. Only requests with the
-    same `cache_salt` share cached prefixes; `num_cached` prompt tokens were found
-    there when it first began to run.
+    preempted request keeps its output and computes again what is no longer
+    cached. `score_prompt` asks for a row of logits at every prompt position.
+    Of two requests the one with the lower `priority` goes first. Only requests
+    with the same `cache_salt` share cached prefixes; `num_cached` prompt tokens
+    were found there when it first began to run.
+
+    `chain` are the cached blocks of its first tokens. A running request holds
+    them at the front of its table, and adds its own while `indexes` is true; a
+    waiting one only remembers where it found them.
     """
 
     request_id: str
@@ -42,8 +49,12 @@ class Request:
     state: RequestState = field(init=False, default=RequestState.WAITING)
     token_ids: list[int] = field(init=False)
     num_computed: int = field(init=False, default=0)
+    most_computed: int = field(init=False, default=0)
+    num_recomputed: int = field(init=False, default=0)
     num_cached: int = field(init=False, default=0)
-    block_table: list[int] = field(init=False, default_factory=list)
+    block_table: array[int] = field(init=False, default_factory=lambda: array("i"))
+    chain: list[CachedBlock] = field(init=False, default_factory=list)
+    indexes: bool = field(init=False, default=False)
     num_preemptions: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -59,17 +70,31 @@ class Request:
         """Tokens generated so far."""
         return len(self.token_ids) - len(self.prompt_token_ids)
 
+    @property
+    def is_protected(self) -> bool:
+        """Preempted often enough: it enters with all blocks that it can need, and keeps them to its end."""
+        return self.num_preemptions >= MOST_PREEMPTIONS
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One request's share of a step: `length` tokens from position `start`.
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """Who goes first: by priority; in one priority the protected ones, then by arrival."""
+        return self.priority, not self.is_protected, self.arrival
 
-    `completes` says that every known token is then computed, so that the last
-    row of logits chooses the next one.
-    """
+    @property
+    def cache_root(self) -> Hashable:
+        """What must be equal for two requests to share prefixes; an adapter's identity would join it."""
+        return (self.cache_salt,)
 
-    request: Request
-    start: int
-    length: int
-    completes: bool
-    logits: LogitRows
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens that its table must have room for when it enters."""
+        if self.is_protected:
+            return len(self.prompt_token_ids) + self.max_tokens
+        return len(self.token_ids)
+
+    def advance(self, length: int) -> None:
+        """The next `length` tokens are computed."""
+        end = self.num_computed + length
+        self.num_recomputed += max(0, min(end, self.most_computed) - self.num_computed)
+        self.num_computed = end
+        self.most_computed = max(self.most_computed, end)

@@ -1,66 +1,52 @@
 """Which tokens the next step computes.
 
-Each step takes one token of every decoding request first, then chunks of
-prompts, first come first served, up to a budget of tokens. A request enters
-when all blocks for its known tokens are free, so that a prompt never stalls
-half way. When a decode finds no free block, the newest request gives its
-blocks back and computes again later. The oldest is never the victim and
-always fits alone, so every step brings it forward.
+Each step takes one token of every decoding request, then shares what the time
+allows among a few prompts. Requests run and wait in one order: by priority,
+then by arrival.
 
-Requests run and wait in order of arrival, and every running request is
-older than every waiting one.
+Blocks. A request enters when all blocks for its known tokens are free, so that
+a prompt never stalls half way. It brings the blocks that the prefix cache has
+of its tokens. When a decode finds no free block, the last request in order
+gives its blocks back and computes again later what the cache has lost by then.
+
+Priorities. A strictly more urgent request takes slots and blocks of less urgent
+ones; among equals nobody leaves for a newcomer. A request that was preempted
+`MOST_PREEMPTIONS` times enters once its whole remaining answer fits, before
+all others of its priority, and is never preempted again. So each finishes.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from bisect import insort
+from collections.abc import Hashable
 from dataclasses import dataclass
+from operator import attrgetter
 
-from gristmill.runtime.core.block_pool import BlockPool
-from gristmill.runtime.core.request import Chunk, LogitRows, Request, RequestState
-from gristmill.runtime.errors import InputError, InternalError, RequestError
+from gristmill.runtime.core.block_tables import BlockTables
+from gristmill.runtime.core.config import SchedulerConfig
+from gristmill.runtime.core.cost_model import CostModel
+from gristmill.runtime.core.integrity import problems
+from gristmill.runtime.core.limits import check_fits, queue_full
+from gristmill.runtime.core.request import Request, RequestState
+from gristmill.runtime.core.room import victims_for
+from gristmill.runtime.core.step_plan import Chunk, LogitRows, StepPlan, StepWork, step_work
+from gristmill.runtime.core.token_budget import LEAST_TOKENS, largest_budget, num_readers, share_tokens
+from gristmill.runtime.errors import InternalError, RequestError
 
-__all__ = ["Scheduler", "SchedulerConfig"]
+__all__ = ["Scheduler", "SchedulerCounts"]
+
+_ORDER = attrgetter("order")
+_MOST_LONG_READERS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Sizes that bound a step and the queue. Raises InputError when they contradict each other.
+@dataclass(slots=True)
+class SchedulerCounts:
+    """What happened since the start: how often a request gave its blocks back, and numbers of tokens."""
 
-    `max_model_len` bounds prompt and output of one request together;
-    `max_num_batched_tokens` the tokens of a step; `max_scored_tokens` the
-    prompt positions of a step that ask for logits of their own, so that a
-    step has at most `max_num_seqs + max_scored_tokens` rows of logits;
-    `max_waiting` the requests beyond those that can run.
-    """
-
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
-    max_scored_tokens: int = 128
-    max_waiting: int = 256
-
-    def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_scored_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is too small", found=getattr(self, name), expected="at least 1")
-        if self.max_waiting < 0:
-            raise InputError("max_waiting is negative", found=self.max_waiting, expected="0 or more")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InputError(
-                "max_num_batched_tokens leaves some running requests without a token",
-                found=self.max_num_batched_tokens,
-                expected=f"at least max_num_seqs = {self.max_num_seqs}",
-            )
-        if self.max_model_len > self.num_blocks * self.block_size:
-            raise InputError(
-                "max_model_len is more than the cache holds",
-                found=self.max_model_len,
-                expected=f"at most {self.num_blocks} blocks of {self.block_size} tokens",
-            )
+    preemptions: int = 0
+    recomputed: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 class Scheduler:
@@ -68,17 +54,23 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._pool = BlockPool(config.num_blocks)
-        self._waiting: deque[Request] = deque()
+        self._tables = BlockTables(config)
+        self._cost = CostModel()
+        self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._requests: dict[str, Request] = {}
         self._num_arrived = 0
-        self._num_preemptions = 0
+        self._counts = SchedulerCounts()
 
     @property
     def config(self) -> SchedulerConfig:
         """The sizes it was made with."""
         return self._config
+
+    @property
+    def counts(self) -> SchedulerCounts:
+        """What happened since the start."""
+        return self._counts
 
     @property
     def num_running(self) -> int:
@@ -91,171 +83,237 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def num_free_blocks(self) -> int:
-        """Blocks of the cache that no request holds."""
-        return self._pool.num_free
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of the waiting requests."""
+        return sum(len(request.prompt_token_ids) for request in list(self._waiting))
 
     @property
-    def num_preemptions(self) -> int:
-        """How often a request gave its blocks back since the start."""
-        return self._num_preemptions
+    def num_free_blocks(self) -> int:
+        """Blocks of the cache that no request holds."""
+        return self._tables.pool.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Free blocks that hold a prefix for later requests."""
+        return self._tables.pool.num_cached
 
     @property
     def num_vacancies(self) -> int:
-        """How many more requests `add` accepts now."""
-        capacity = self._config.max_num_seqs + self._config.max_waiting
-        return max(0, capacity - len(self._requests))
+        """How many more requests `add` accepts now, if their prompts are not too long together."""
+        return max(0, self._config.capacity - len(self._requests))
 
-    def check_fits(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Raise RequestError (code context_length_exceeded) for a request that could never finish."""
-        limit = self._config.max_model_len
-        if num_prompt_tokens + min(max_tokens, 1) > limit:
-            raise RequestError(
-                "the prompt does not fit into the context",
-                field="prompt",
-                code="context_length_exceeded",
-                found=f"{num_prompt_tokens} prompt tokens",
-                expected=f"a context of {limit} tokens with room for the answer",
-                hint="shorten the prompt",
+    def retry_after(self) -> float:
+        """Seconds until the prompts that wait have likely been read, and until a slot is likely free."""
+        running = list(self._running)
+        unread = self.num_waiting_tokens + sum(r.num_remaining for r in running if r.num_remaining > 1)
+        seconds = self._cost.seconds_to_read(unread, self._config.max_num_batched_tokens)
+        if len(running) >= self._config.max_num_seqs:
+            left = min(request.max_tokens - request.num_output for request in running)
+            context = sum(len(request.token_ids) for request in running)
+            decode = StepWork(decodes=len(running), context_tokens=context)
+            seconds = max(seconds, left * self._cost.predict(decode))
+        return seconds
+
+    def check_vacancies(self, count: int, num_tokens: int) -> None:
+        """Raise RequestError (queue_full) unless `count` more prompts of `num_tokens` together may queue."""
+        config = self._config
+        if count > self.num_vacancies:
+            raise queue_full(
+                f"{self.num_running} running and {self.num_waiting} waiting requests",
+                f"at most {config.max_num_seqs} and {config.max_waiting}",
             )
-        if num_prompt_tokens + max_tokens > limit:
-            raise RequestError(
-                "prompt and max_tokens together do not fit into the context",
-                field="max_tokens",
-                code="context_length_exceeded",
-                found=f"{num_prompt_tokens} prompt tokens and max_tokens = {max_tokens}",
-                expected=f"at most {limit} tokens together",
-                hint=f"ask for at most {limit - num_prompt_tokens} tokens",
+        waiting = self.num_waiting_tokens
+        if waiting and waiting + num_tokens > config.max_waiting_tokens:
+            raise queue_full(
+                f"{waiting} waiting prompt tokens and {num_tokens} new ones",
+                f"at most {config.max_waiting_tokens} together",
             )
 
     def add(self, request: Request) -> None:
         """Queue a new request. Raises RequestError if it can never fit or the queue is full (queue_full)."""
         if not request.prompt_token_ids:
             raise RequestError("the prompt is empty", field="prompt", found="0 tokens", expected="at least 1")
-        self.check_fits(len(request.prompt_token_ids), request.max_tokens)
+        check_fits(self._config, len(request.prompt_token_ids), request.max_tokens)
         if request.request_id in self._requests:
             raise RequestError("a request with this id is active", field="request_id", code="duplicate_id")
-        self.check_vacancies(1)
+        self.check_vacancies(1, len(request.prompt_token_ids))
         request.arrival = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
-        self._waiting.append(request)
+        insort(self._waiting, request, key=_ORDER)
 
-    def check_vacancies(self, count: int) -> None:
-        """Raise RequestError (code queue_full) unless `count` more requests may queue."""
-        if count > self.num_vacancies:
-            raise RequestError(
-                "the waiting queue is full",
-                code="queue_full",
-                found=f"{self.num_running} running and {self.num_waiting} waiting requests",
-                expected=f"at most {self._config.max_num_seqs} and {self._config.max_waiting}",
-                hint="try again later",
-            )
-
-    def schedule(self) -> list[Chunk]:
+    def schedule(self) -> StepPlan:
         """Plan one step; empty only when there is no request at all. Blocks for it are held on return."""
-        chunks = self._decodes()
-        tokens = self._config.max_num_batched_tokens - len(chunks)
-        scored = self._config.max_scored_tokens
-        for request in self._prefills():
-            length = min(request.num_remaining, tokens)
-            if request.score_prompt:
-                length = min(length, scored)
-                scored -= length
-            tokens -= length
-            if length:
-                chunks.append(self._chunk(request, length))
-            if not tokens:
-                break
-        return chunks
+        preemptions = self._counts.preemptions
+        decodes = self._grow_decodes()
+        if not self._waiting and len(decodes) == len(self._running):
+            return StepPlan(tuple(self._chunk(request, 1) for request in decodes))
+        tokens = self._most_prompt_tokens(decodes)
+        # Blocks that a decode just took from a request are not for a newcomer.
+        scarce = self._counts.preemptions > preemptions
+        copies = [] if scarce else self._admit(decodes, tokens)
+        chunks = [self._chunk(request, 1) for request in decodes if request.state is RequestState.RUNNING]
+        chunks += self._read_prompts(self._readers(decodes), tokens, step_work(chunks))
+        return StepPlan(tuple(chunks), tuple(copies))
 
-    def advance(self, chunks: Sequence[Chunk]) -> None:
+    def advance(self, plan: StepPlan) -> None:
         """Record that the step was executed: its tokens are in the cache."""
-        for chunk in chunks:
-            chunk.request.num_computed += chunk.length
+        for chunk in plan.chunks:
+            request = chunk.request
+            before = request.num_recomputed
+            request.advance(chunk.length)
+            self._counts.recomputed += request.num_recomputed - before
+            self._tables.index(request)
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Learn how long an executed step took."""
+        self._cost.observe(step_work(plan.chunks), seconds)
 
     def finish(self, request_id: str) -> None:
         """End a request in any state and free its blocks; an unknown id is a fault of the caller."""
         request = self._requests.pop(request_id)
         queue = self._running if request.state is RequestState.RUNNING else self._waiting
         queue.remove(request)
-        self._release(request)
+        self._tables.leave(request)
         request.state = RequestState.FINISHED
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self._tables.forget_cached(self._running)
 
     def check_integrity(self) -> None:
         """Raise InternalError unless blocks are conserved and every request is in one consistent place."""
-        self._pool.check_integrity(request.block_table for request in self._requests.values())
-        for problem in self._problems():
+        self._tables.check_integrity(list(self._requests.values()))
+        for problem in problems(self._config, self._running, self._waiting, list(self._requests.values())):
             raise InternalError(f"the scheduler's books are wrong: {problem}")
 
-    def _problems(self) -> list[str]:
-        arrivals = [request.arrival for request in (*self._running, *self._waiting)]
-        known = sorted(request.arrival for request in self._requests.values())
-        problems = []
-        if arrivals != known:
-            problems.append("requests are not in order of arrival")
-        if len(self._running) > self._config.max_num_seqs:
-            problems.append(f"{len(self._running)} requests run")
-        for request in self._waiting:
-            if request.block_table or request.num_computed or request.state is not RequestState.WAITING:
-                problems.append(f"{request.request_id} waits and holds blocks")
-        for request in self._running:
-            if request.state is not RequestState.RUNNING or request.num_remaining < 0:
-                problems.append(f"{request.request_id} does not run")
-            spare = len(request.block_table) - self._blocks_for(request.num_computed)
-            if spare < 0 or len(request.block_table) > self._blocks_for(len(request.token_ids)):
-                problems.append(f"{request.request_id} holds {spare} blocks beyond its computed tokens")
-        return problems
-
-    def _decodes(self) -> list[Chunk]:
-        """One token for each request that needs just one, preempting the newest when blocks run out."""
-        chunks: list[Chunk] = []
-        index = 0
-        while index < len(self._running):  # preemption shortens the list from its end
-            request = self._running[index]
-            index += 1
+    def _grow_decodes(self) -> list[Request]:
+        """The requests that need one token, each with a block for it; the last in order leave if need be."""
+        decodes: list[Request] = []
+        for request in list(self._running):
             if request.num_remaining != 1:
                 continue
-            while not self._grow(request):
-                self._preempt_newest()
-                if request.state is not RequestState.RUNNING:
-                    break
-            else:
-                chunks.append(self._chunk(request, 1))
-        return chunks
+            while request.state is RequestState.RUNNING and not self._tables.grow(request):
+                self._preempt(next(r for r in reversed(self._running) if not r.is_protected))
+            if request.state is RequestState.RUNNING:
+                decodes.append(request)
+        return decodes
 
-    def _grow(self, request: Request) -> bool:
-        """Hold a block for each known token; False when none is free."""
-        missing = self._blocks_for(len(request.token_ids)) - len(request.block_table)
-        if missing > self._pool.num_free:
-            return False
-        request.block_table += self._pool.allocate(missing)
-        return True
-
-    def _preempt_newest(self) -> None:
-        request = self._running.pop()
-        assert self._running, "a request that runs alone always fits"
-        self._release(request)
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self._tables.leave(request)
         request.state = RequestState.WAITING
         request.num_preemptions += 1
-        self._num_preemptions += 1
-        self._waiting.appendleft(request)
+        self._counts.preemptions += 1
+        insort(self._waiting, request, key=_ORDER)
 
-    def _prefills(self) -> Iterator[Request]:
-        """Requests with a prompt to compute, oldest first; waiting ones enter as they are asked for."""
-        yield from [request for request in self._running if request.num_remaining > 1]
-        while self._waiting and len(self._running) < self._config.max_num_seqs:
-            request = self._waiting[0]
-            # Each running request may need a block in the next step: entering
-            # on the last ones would only have the newcomer thrown out again.
-            needed = self._blocks_for(len(request.token_ids)) + len(self._running)
-            if needed > self._pool.num_free:
+    def _most_prompt_tokens(self, decodes: list[Request]) -> int:
+        """Tokens of prompts beside `decodes`, if attention to what comes before them cost nothing."""
+        most = self._config.max_num_batched_tokens - len(decodes)
+        if not decodes:
+            return most
+        decode_work = StepWork().plus((request.num_computed, 1, 1) for request in decodes)
+
+        def in_time(tokens: int) -> bool:
+            work = decode_work.plus([(0, tokens, 0)])
+            return self._cost.predict(work) <= self._config.itl_target
+
+        return largest_budget(min(LEAST_TOKENS, most), most, in_time)
+
+    def _readers(self, decodes: list[Request]) -> list[Request]:
+        """Who runs and reads its prompt, in order."""
+        decoding = set(map(id, decodes))
+        return [request for request in self._running if id(request) not in decoding]
+
+    def _admit(self, decodes: list[Request], tokens: int) -> list[tuple[int, int]]:
+        """Let waiting requests enter while a step of `tokens` has use for them; returns the copies they need.
+
+        A prompt waits while another request computes the next blocks of it, or
+        while enough long ones are read, and others go before it. One that lacks
+        room holds up all behind it: else a large one might wait for ever.
+        """
+        if not self._waiting:
+            return []
+        copies = []
+        readers = self._readers(decodes)
+        in_flight = self._blocks_in_flight(readers, tokens)
+        left: list[Request] = []
+        for request in list(self._waiting):
+            if any(victim.order < request.order for victim in left):  # it waits before this one now
                 break
-            self._waiting.popleft()
-            self._grow(request)
-            request.state = RequestState.RUNNING
-            self._running.append(request)
-            yield request
+            wants = [other.num_remaining for other in readers if other.priority <= request.priority]
+            if num_readers([*wants, 1], tokens) <= len(wants):
+                break
+            self._tables.look_up(request)
+            if self._must_wait(request, wants, in_flight):
+                continue
+            victims = victims_for(request, self._config, self._tables.pool, self._running)
+            if victims is None:
+                break
+            for victim in victims:
+                self._preempt(victim)
+            left += victims
+            copies += self._enter(request)
+            readers = self._readers(decodes)
+            in_flight[self._tables.upcoming(request)] = request.priority
+        return copies
+
+    def _blocks_in_flight(self, readers: list[Request], tokens: int) -> dict[Hashable, int]:
+        """The next blocks of the prompts that this step reads, and how urgent their readers are."""
+        count = num_readers([request.num_remaining for request in readers], tokens)
+        return {
+            self._tables.upcoming(request): request.priority for request in readers[:count] if request.indexes
+        }
+
+    def _must_wait(self, request: Request, wants: list[int], in_flight: dict[Hashable, int]) -> bool:
+        """Whether others may go first: see `_admit`."""
+        unread = len(request.token_ids) - len(request.chain) * self._config.block_size
+        most = self._config.max_num_batched_tokens
+        if unread > most and sum(want > most for want in wants) >= _MOST_LONG_READERS:
+            return True
+        blocks = None if request.score_prompt else self._tables.upcoming(request)
+        return blocks is not None and in_flight.get(blocks, request.priority + 1) <= request.priority
+
+    def _enter(self, request: Request) -> list[tuple[int, int]]:
+        copy = self._tables.enter(request)
+        self._waiting.remove(request)
+        insort(self._running, request, key=_ORDER)
+        request.state = RequestState.RUNNING
+        if request.most_computed == 0 and self._config.prefix_caching and not request.score_prompt:
+            request.num_cached = request.num_computed
+            self._counts.prefix_queries += len(request.prompt_token_ids)
+            self._counts.prefix_hits += request.num_cached
+        return [] if copy is None else [copy]
+
+    def _read_prompts(self, readers: list[Request], tokens: int, decode_work: StepWork) -> list[Chunk]:
+        """Chunks of the first prompts in order, as many tokens as the time allows beside the decodes."""
+        wants = self._wants(readers)
+        readers = [request for request, want in zip(readers, wants, strict=True) if want]
+        wants = [want for want in wants if want]
+        count = num_readers(wants, tokens)
+        readers, wants = readers[:count], wants[:count]
+
+        def in_time(budget: int) -> bool:
+            shares = share_tokens(readers, wants, budget)
+            parts = [(r.num_computed, share, 0) for r, share in zip(readers, shares, strict=True)]
+            return self._cost.predict(decode_work.plus(parts)) <= self._config.itl_target
+
+        if decode_work.decodes and readers:
+            tokens = largest_budget(min(tokens, max(count, LEAST_TOKENS)), tokens, in_time)
+        shares = share_tokens(readers, wants, tokens)
+        return [self._chunk(request, share) for request, share in zip(readers, shares, strict=True)]
+
+    def _wants(self, readers: list[Request]) -> list[int]:
+        """How many tokens each would take; the scored ones share what a step may score."""
+        scored = self._config.max_scored_tokens
+        wants = []
+        for request in readers:
+            want = request.num_remaining
+            if request.score_prompt:
+                want = min(want, scored)
+                scored -= want
+            wants.append(want)
+        return wants
 
     def _chunk(self, request: Request, length: int) -> Chunk:
         completes = length == request.num_remaining
@@ -265,11 +323,3 @@ class Scheduler:
         elif completes and request.max_tokens:
             rows = "last"
         return Chunk(request, request.num_computed, length, completes, rows)
-
-    def _release(self, request: Request) -> None:
-        self._pool.release(request.block_table)
-        request.block_table = []
-        request.num_computed = 0
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._config.block_size)

@@ -67,6 +67,9 @@ class Executor(Protocol):
     returns the asked rows in batch order, float32 [rows, vocab_size]. The array
     is valid until the next call. Raises InputError for a token id, position
     or block outside the plan or the cache, before anything is written.
+    `copy_blocks` copies keys and values over whole blocks, from the first of
+    each pair to the second, one pair after the other. Raises InputError for a
+    block outside the cache, before anything is written.
     """
 
     @property
@@ -79,5 +82,7 @@ class Executor(Protocol):
     def cache(self) -> KVCacheConfig: ...
 
     def execute(self, batch: Sequence[SequenceStep]) -> NDArray[np.float32]: ...
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None: ...
 
     def close(self) -> None: ...

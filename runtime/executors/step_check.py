@@ -4,70 +4,113 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.executors.base import KVCacheConfig, SequenceStep
 from gristmill.runtime.model_plan import ModelPlan
 
-__all__ = ["check_batch"]
+__all__ = ["FlatBatch", "check_batch", "check_copies"]
 
 _LOGITS = ("none", "last", "all")
 
 
-def check_batch(plan: ModelPlan, cache: KVCacheConfig, batch: Sequence[SequenceStep]) -> None:
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """A checked batch, one entry after the other: its token ids, and the blocks that it reads or writes."""
+
+    token_ids: NDArray[np.int32]
+    block_ids: NDArray[np.int32]
+    num_tokens: list[int]
+    num_blocks: list[int]
+
+
+def check_batch(plan: ModelPlan, cache: KVCacheConfig, batch: Sequence[SequenceStep]) -> FlatBatch:
     """Refuse a step that reaches outside the plan or the cache, or writes one block for two sequences.
 
     Raises InputError that names the entry's place in the batch. Blocks that are
     only read may be shared.
     """
-    writers: dict[int, int] = {}
     for index, entry in enumerate(batch):
-        where = f"batch entry {index}"
-        _check_tokens(where, plan, entry)
-        used = _check_blocks(where, cache, entry)
-        for block in used[entry.start // cache.block_size :]:
+        _check_sizes(f"batch entry {index}", plan, cache, entry)
+    tables = [entry.block_table[: _num_blocks(cache, entry)] for entry in batch]
+    tokens = [entry.token_ids for entry in batch]
+    flat = FlatBatch(
+        _flat("token id", tokens, plan.vocab_size),
+        _flat("block", tables, cache.num_blocks),
+        list(map(len, tokens)),
+        list(map(len, tables)),
+    )
+    _check_writers(cache, batch, tables)
+    return flat
+
+
+def check_copies(cache: KVCacheConfig, pairs: Sequence[tuple[int, int]]) -> None:
+    """Refuse copies that reach outside the cache. Raises InputError that names the block."""
+    for pair in pairs:
+        _integers("copy: block", pair, cache.num_blocks)
+
+
+def _check_sizes(where: str, plan: ModelPlan, cache: KVCacheConfig, entry: SequenceStep) -> None:
+    length = len(entry.token_ids)
+    if not length:
+        raise InputError(f"{where}: token ids", found="none", expected="at least one")
+    if entry.start < 0 or entry.start + length > plan.max_positions:
+        raise InputError(
+            f"{where}: positions",
+            found=f"{entry.start} to {entry.start + length - 1}",
+            expected=f"0 to {plan.max_positions - 1}",
+        )
+    if entry.logits not in _LOGITS:
+        raise InputError(f"{where}: logits", found=repr(entry.logits), expected=", ".join(_LOGITS))
+    needed = _num_blocks(cache, entry)
+    if len(entry.block_table) < needed:
+        raise InputError(
+            f"{where}: block table", found=f"{len(entry.block_table)} blocks", expected=f"at least {needed}"
+        )
+
+
+def _num_blocks(cache: KVCacheConfig, entry: SequenceStep) -> int:
+    """The blocks that hold this entry's positions; those behind them may be anything."""
+    return -(-(entry.start + len(entry.token_ids)) // cache.block_size)
+
+
+def _check_writers(
+    cache: KVCacheConfig, batch: Sequence[SequenceStep], tables: Sequence[Sequence[int]]
+) -> None:
+    writers: dict[int, int] = {}
+    for index, (entry, table) in enumerate(zip(batch, tables, strict=True)):
+        for block in table[entry.start // cache.block_size :]:
             if block in writers:
                 raise InputError(
-                    f"{where}: block {block} is written twice in one step",
+                    f"batch entry {index}: block {block} is written twice in one step",
                     found=f"entries {writers[block]} and {index}",
                     expected="one writer a block",
                 )
             writers[block] = index
 
 
-def _check_tokens(where: str, plan: ModelPlan, entry: SequenceStep) -> None:
-    tokens = _integers(f"{where}: token ids", entry.token_ids)
-    if not tokens:
-        raise InputError(f"{where}: token ids", found="none", expected="at least one")
-    if min(tokens) < 0 or max(tokens) >= plan.vocab_size:
-        wrong = next(token for token in tokens if not 0 <= token < plan.vocab_size)
-        raise InputError(f"{where}: token id", found=wrong, expected=f"0 to {plan.vocab_size - 1}")
-    if entry.start < 0 or entry.start + len(tokens) > plan.max_positions:
-        raise InputError(
-            f"{where}: positions",
-            found=f"{entry.start} to {entry.start + len(tokens) - 1}",
-            expected=f"0 to {plan.max_positions - 1}",
-        )
-    if entry.logits not in _LOGITS:
-        raise InputError(f"{where}: logits", found=repr(entry.logits), expected=", ".join(_LOGITS))
+def _flat(what: str, parts: Sequence[Sequence[int]], limit: int) -> NDArray[np.int32]:
+    """All values in one array; if they are not whole numbers below `limit`, an error that names the first."""
+    if not parts:
+        return np.empty(0, np.int32)
+    flat = np.concatenate([np.asarray(part) for part in parts])
+    if flat.dtype.kind != "i" or flat.min() < 0 or flat.max() >= limit:
+        checked = [_integers(f"batch entry {index}: {what}", part, limit) for index, part in enumerate(parts)]
+        flat = np.concatenate(checked)
+    return flat.astype(np.int32, copy=False)
 
 
-def _check_blocks(where: str, cache: KVCacheConfig, entry: SequenceStep) -> list[int]:
-    """The blocks that hold this entry's positions."""
-    needed = -(-(entry.start + len(entry.token_ids)) // cache.block_size)
-    if len(entry.block_table) < needed:
-        raise InputError(
-            f"{where}: block table", found=f"{len(entry.block_table)} blocks", expected=f"at least {needed}"
-        )
-    used = _integers(f"{where}: block table", entry.block_table[:needed])
-    if min(used) < 0 or max(used) >= cache.num_blocks:
-        wrong = next(block for block in used if not 0 <= block < cache.num_blocks)
-        raise InputError(f"{where}: block", found=wrong, expected=f"0 to {cache.num_blocks - 1}")
-    return used
-
-
-def _integers(what: str, values: Iterable[int]) -> list[int]:
-    try:
-        return [operator.index(value) for value in values]
-    except TypeError as error:
-        raise InputError(what, found=str(error), expected="whole numbers") from error
+def _integers(what: str, values: Iterable[int], limit: int) -> list[int]:
+    integers = []
+    for value in values:
+        try:
+            integers.append(operator.index(value))
+        except TypeError as error:
+            raise InputError(f"{what}s", found=str(error), expected="whole numbers") from error
+        if not 0 <= integers[-1] < limit:
+            raise InputError(what, found=value, expected=f"0 to {limit - 1}")
+    return integers

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,8 @@ __all__ = ["MAX_LOGPROBS", "SamplingParams"]
 MAX_LOGPROBS = 20
 _MAX_CHOICES = 128
 _MAX_STOPS = 64
-_MAX_STOP_CHARACTERS = 1024
+_MAX_BAD_WORDS = 256
+_MAX_CHARACTERS = 1024
 _MAX_LOGIT_BIAS = 1024
 
 # name: (least, most); both ends are allowed.
@@ -55,6 +57,10 @@ class SamplingParams:
     tokens of completion i depend on (seed, i) and the logits alone, never on
     other requests. `logprobs` k returns the chosen token's log probability and
     the k best, of the model's own distribution (before any of these settings).
+    None of the texts in `bad_words` is written, with or without a space before
+    it: of a word of several tokens the last one is withheld. `bad_word_ids` are
+    token sequences treated alike, for callers without a tokenizer. Only
+    `allowed_token_ids` are chosen, None for all.
     Every field is checked on construction: RequestError names the field.
     """
 
@@ -75,6 +81,9 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
@@ -88,8 +97,13 @@ class SamplingParams:
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise _invalid(name, getattr(self, name), "true or false")
-        object.__setattr__(self, "stop", _checked_stops(self.stop))
-        object.__setattr__(self, "stop_token_ids", _checked_token_ids(self.stop_token_ids))
+        object.__setattr__(self, "stop", _checked_texts("stop", self.stop, _MAX_STOPS))
+        object.__setattr__(self, "stop_token_ids", _checked_token_ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "bad_words", _checked_texts("bad_words", self.bad_words, _MAX_BAD_WORDS))
+        object.__setattr__(self, "bad_word_ids", _checked_sequences(self.bad_word_ids))
+        if self.allowed_token_ids is not None:
+            allowed = _checked_token_ids("allowed_token_ids", self.allowed_token_ids)
+            object.__setattr__(self, "allowed_token_ids", allowed)
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         self._check_combinations()
 
@@ -105,7 +119,13 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError for a token id that the model does not have."""
-        for name, token_ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+        named: Mapping[str, Iterable[int]] = {
+            "logit_bias": self.logit_bias,
+            "stop_token_ids": self.stop_token_ids,
+            "bad_words": chain.from_iterable(self.bad_word_ids),
+            "allowed_token_ids": self.allowed_token_ids or (),
+        }
+        for name, token_ids in named.items():
             for token_id in token_ids:
                 if not 0 <= token_id < vocab_size:
                     raise _invalid(name, f"token id {token_id}", f"0 to {vocab_size - 1}")
@@ -117,6 +137,9 @@ class SamplingParams:
         return values | {
             "stop": list(self.stop),
             "stop_token_ids": list(self.stop_token_ids),
+            "bad_words": list(self.bad_words),
+            "bad_word_ids": [list(token_ids) for token_ids in self.bad_word_ids],
+            "allowed_token_ids": None if self.allowed_token_ids is None else list(self.allowed_token_ids),
             "logit_bias": bias,
         }
 
@@ -125,6 +148,8 @@ class SamplingParams:
             raise _invalid("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise _invalid("max_tokens", 0, "at least 1, or prompt_logprobs to score the prompt")
+        if self.allowed_token_ids == ():
+            raise _invalid("allowed_token_ids", "none", "at least one token id, or null for all")
         if self.is_greedy and self.n > 1:
             raise _invalid("n", self.n, "1 with temperature 0, where all answers would be the same")
 
@@ -157,21 +182,27 @@ def _describe(name: str, least: float, most: float) -> str:
     return bound if math.isinf(most) else f"{bound} and at most {most:g}"
 
 
-def _checked_stops(stop: object) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
-    if not isinstance(stops, list | tuple) or not all(isinstance(text, str) for text in stops):
-        raise _invalid("stop", f"{stop!r:.80}", "a string or a list of strings")
-    if len(stops) > _MAX_STOPS or any(not 0 < len(text) <= _MAX_STOP_CHARACTERS for text in stops):
-        limits = f"at most {_MAX_STOPS} strings of 1 to {_MAX_STOP_CHARACTERS} characters"
-        raise _invalid("stop", f"{stop!r:.80}", limits)
-    return tuple(stops)
+def _checked_texts(name: str, given: object, limit: int) -> tuple[str, ...]:
+    texts = (given,) if isinstance(given, str) else () if given is None else given
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise _invalid(name, f"{given!r:.80}", "a string or a list of strings")
+    if len(texts) > limit or any(not 0 < len(text) <= _MAX_CHARACTERS for text in texts):
+        limits = f"at most {limit} strings of 1 to {_MAX_CHARACTERS} characters"
+        raise _invalid(name, f"{given!r:.80}", limits)
+    return tuple(texts)
 
 
-def _checked_token_ids(token_ids: object) -> tuple[int, ...]:
+def _checked_token_ids(name: str, token_ids: object) -> tuple[int, ...]:
     listed = () if token_ids is None else token_ids
     if not isinstance(listed, list | tuple) or any(type(token_id) is not int for token_id in listed):
-        raise _invalid("stop_token_ids", f"{token_ids!r:.80}", "a list of token ids")
+        raise _invalid(name, f"{token_ids!r:.80}", "a list of token ids")
     return tuple(listed)
+
+
+def _checked_sequences(sequences: object) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(sequences, list | tuple) or not all(sequences):
+        raise _invalid("bad_word_ids", f"{sequences!r:.80}", "a list of lists of token ids, none empty")
+    return tuple(_checked_token_ids("bad_word_ids", token_ids) for token_ids in sequences)
 
 
 def _checked_bias(bias: object) -> Mapping[int, float]:

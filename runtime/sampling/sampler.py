@@ -72,4 +72,7 @@ def _outcome(choice: _native.Choice) -> SampledToken | GristmillError:
 def _error(choice: _native.Choice) -> GristmillError:
     if choice.fault == _native.ChoiceFault.not_finite:
         return not_finite(choice.largest)
-    return RequestError("these settings leave no token to choose", field="min_tokens")
+    return RequestError(
+        "these settings leave no token to choose",
+        hint="loosen min_tokens, allowed_token_ids, bad_words or logit_bias",
+    )

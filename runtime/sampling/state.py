@@ -47,4 +47,6 @@ def make_sampler_state(
         frequency_penalty=params.frequency_penalty,
         min_tokens=params.min_tokens,
         logprobs=-1 if params.logprobs is None else params.logprobs,
+        bad_words=params.bad_word_ids,
+        allowed_token_ids=params.allowed_token_ids,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,27 +16,53 @@ from gristmill.runtime.errors import GristmillError
 from gristmill.runtime.server.caller import caller_of
 from gristmill.runtime.server.chat import chat
 from gristmill.runtime.server.completions import complete
+from gristmill.runtime.server.embeddings import refuse_embeddings
 from gristmill.runtime.server.errors import on_client_left, on_error, on_http_error
-from gristmill.runtime.server.metrics import Metrics
 from gristmill.runtime.server.models import ServedModel, find_model, model_card
-from gristmill.runtime.server.openapi import describe_api
 from gristmill.runtime.server.parse import read_object
 from gristmill.runtime.server.protocol import ChatRequest, CompletionRequest
+from gristmill.runtime.server.tokenize import (
+    ApplyTemplateRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+    apply_template,
+    detokenize,
+    tokenize,
+)
 
 __all__ = ["create_app"]
 
 # Bodies are parsed by hand, for errors in OpenAI's form; their schema is still published.
-_BODIES: Mapping[str, type[BaseModel]] = MappingProxyType(
-    {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
+_BODIES: Mapping[str, tuple[type[BaseModel], ...]] = MappingProxyType(
+    {
+        "/v1/completions": (CompletionRequest,),
+        "/v1/chat/completions": (ChatRequest,),
+        "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
+        "/detokenize": (DetokenizeRequest,),
+        "/apply-template": (ApplyTemplateRequest,),
+    }
 )
 
 
-def create_app(models: Mapping[str, ServedModel], metrics: Metrics) -> Starlette:
-    """The OpenAI-compatible API over these models, by id; engines belong to the caller."""
-    metrics.watch({name: model.engine.stats for name, model in models.items()})
-    routes = [*_generation(models), *_models(models), *_operations(models, metrics)]
+def create_app(
+    models: Mapping[str, ServedModel], operations: Sequence[Route], *, ping_seconds: float
+) -> Starlette:
+    """The OpenAI-compatible API over these models, by id, and the routes about the server itself.
+
+    Engines belong to the caller, which may add and replace models at any time.
+    `ping_seconds` is the longest silence of a stream.
+    """
+    routes = [
+        *_generation(models, ping_seconds),
+        *_tokens(models),
+        *_models(models),
+        *operations,
+    ]
 
     async def openapi(request: Request) -> Response:
+        from gristmill.runtime.server.openapi import describe_api  # its forms take a while to build
+
         return JSONResponse(describe_api(routes, _BODIES))
 
     return Starlette(
@@ -51,16 +76,39 @@ def create_app(models: Mapping[str, ServedModel], metrics: Metrics) -> Starlette
     )
 
 
-def _generation(models: Mapping[str, ServedModel]) -> list[Route]:
+def _generation(models: Mapping[str, ServedModel], ping_seconds: float) -> list[Route]:
     async def completions(request: Request) -> Response:
-        return await complete(models, await read_object(request), caller_of(request))
+        body = await read_object(request)
+        return await complete(models, body, caller_of(request), ping_seconds=ping_seconds)
 
     async def chat_completions(request: Request) -> Response:
-        return await chat(models, await read_object(request), caller_of(request))
+        body = await read_object(request)
+        return await chat(models, body, caller_of(request), ping_seconds=ping_seconds)
+
+    async def embeddings(request: Request) -> Response:
+        refuse_embeddings(models, await read_object(request))
 
     return [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
+    ]
+
+
+def _tokens(models: Mapping[str, ServedModel]) -> list[Route]:
+    async def tokenize_prompt(request: Request) -> Response:
+        return JSONResponse(await tokenize(models, await read_object(request)))
+
+    async def detokenize_tokens(request: Request) -> Response:
+        return JSONResponse(await detokenize(models, await read_object(request)))
+
+    async def apply_chat_template(request: Request) -> Response:
+        return JSONResponse(await apply_template(models, await read_object(request)))
+
+    return [
+        Route("/tokenize", tokenize_prompt, methods=["POST"]),
+        Route("/detokenize", detokenize_tokens, methods=["POST"]),
+        Route("/apply-template", apply_chat_template, methods=["POST"]),
     ]
 
 
@@ -72,16 +120,3 @@ def _models(models: Mapping[str, ServedModel]) -> list[Route]:
         return JSONResponse(model_card(find_model(models, request.path_params["name"])))
 
     return [Route("/v1/models", list_models), Route("/v1/models/{name:path}", get_model)]
-
-
-def _operations(models: Mapping[str, ServedModel], metrics: Metrics) -> list[Route]:
-    async def health(request: Request) -> Response:
-        dead = [name for name, model in models.items() if not model.engine.is_alive]
-        if dead:
-            return JSONResponse({"status": "unhealthy", "models": dead}, 503)
-        return JSONResponse({"status": "ok"})
-
-    async def scrape(request: Request) -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    return [Route("/health", health), Route("/metrics", scrape)]

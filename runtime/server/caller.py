@@ -20,12 +20,14 @@ class Caller:
 
     `request_id` is the client's own or a fresh one. `tenant` names the API key
     that was shown, empty where keys are off: it salts the prefix cache, so that tenants
-    can't learn of each other's prompts by their timing.
+    can't learn of each other's prompts by their timing. `asks_prefix` is set by
+    `X-Gristmill-Debug: prefix`: the response then tells what the prefix cache had.
     """
 
     request_id: str
     tenant: str
     receive: Receive
+    asks_prefix: bool = False
 
 
 def caller_of(request: Request) -> Caller:
@@ -35,6 +37,7 @@ def caller_of(request: Request) -> Caller:
         request_id=getattr(state, "request_id", "") or request_id_of(request.headers.get("x-request-id")),
         tenant=getattr(state, "tenant", ""),
         receive=request.receive,
+        asks_prefix="prefix" in request.headers.get("x-gristmill-debug", "").replace(" ", "").split(","),
     )
 
 

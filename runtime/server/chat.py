@@ -10,57 +10,54 @@ from starlette.responses import JSONResponse, Response
 from gristmill.runtime.engine import EngineRequest
 from gristmill.runtime.errors import RequestError
 from gristmill.runtime.outputs import CompletionOutput, OutputDelta, RequestOutput
+from gristmill.runtime.sampling.logprobs import TokenLogprobs
 from gristmill.runtime.sampling.params import MAX_LOGPROBS
-from gristmill.runtime.server.answers import Submission, check_stream_options, collect, submit, usage
+from gristmill.runtime.server.answers import Submission, check_stream, collect, prepare, submit
 from gristmill.runtime.server.caller import Caller
 from gristmill.runtime.server.events import EventStream, unless_client_leaves
-from gristmill.runtime.server.fields import UNSUPPORTED_CHAT
-from gristmill.runtime.server.models import ServedModel, find_model, in_worker
+from gristmill.runtime.server.fields import unsupported_chat
+from gristmill.runtime.server.models import ServedModel, find_model
 from gristmill.runtime.server.parse import parse_request
+from gristmill.runtime.server.prompts import about_messages, render_chat
 from gristmill.runtime.server.protocol import ChatRequest, sampling_params
-from gristmill.runtime.server.token_text import chat_logprobs
+from gristmill.runtime.server.token_text import chat_logprobs, prompt_logprobs
 from gristmill.runtime.tokenizer import Tokenizer
 
 __all__ = ["chat"]
 
 
-async def chat(models: Mapping[str, ServedModel], body: Mapping[str, Any], caller: Caller) -> Response:
+async def chat(
+    models: Mapping[str, ServedModel], body: Mapping[str, Any], caller: Caller, *, ping_seconds: float
+) -> Response:
     """Answer a chat, whole or as a stream. Raises RequestError, ClientDisconnect if the client leaves."""
-    request = parse_request(ChatRequest, body, UNSUPPORTED_CHAT)
-    check_stream_options(request)
+    request = parse_request(ChatRequest, body, unsupported_chat(body))
+    check_stream(request)
     model = find_model(models, request.model)
-    prepared = await in_worker(lambda: _prepare(model, request))
+    prepared = await model.prompts.run(lambda: _prepare(model, request, caller))
     if request.stream:
-        submission = submit(model, "chatcmpl", "chat.completion.chunk", [prepared])
-        return EventStream(_chunks(model.tokenizer, request, submission), submission.stream.abort)
-    submission = submit(model, "chatcmpl", "chat.completion", [prepared])
+        submission = submit(model, "chatcmpl", "chat.completion.chunk", [prepared], request, caller)
+        chunks = _chunks(model.tokenizer, request, submission)
+        return EventStream(chunks, submission.stream.abort, ping_seconds, submission.debug_headers)
+    submission = submit(model, "chatcmpl", "chat.completion", [prepared], request, caller)
     try:
         (result,) = await unless_client_leaves(collect(submission), caller.receive)
     finally:
         submission.stream.abort()
-    return JSONResponse(_response(model.tokenizer, submission, result))
+    headers = await submission.debug_headers()
+    return JSONResponse(_response(model.tokenizer, request, submission, result), headers=headers)
 
 
-def _prepare(model: ServedModel, request: ChatRequest) -> EngineRequest:
-    for index, message in enumerate(request.messages):
-        if not isinstance(message.get("role"), str):
-            raise RequestError(f"messages[{index}] has no role", field="messages", expected="role as text")
-    variables = dict(request.chat_template_kwargs)
-    if request.documents is not None:
-        variables["documents"] = request.documents
-    params = sampling_params(request, max_tokens=_max_tokens(request), logprobs=_logprobs(request))
-    text = model.tokenizer.apply_chat_template(
-        request.messages,
-        request.tools,
-        add_generation_prompt=request.add_generation_prompt,
-        variables=variables,
+def _prepare(model: ServedModel, request: ChatRequest, caller: Caller) -> EngineRequest:
+    params = sampling_params(
+        request,
+        n=request.n,
+        max_tokens=_max_tokens(request),
+        logprobs=_logprobs(request),
+        prompt_logprobs=request.prompt_logprobs,
     )
-    try:
-        return model.engine.engine.prepare(text, params, add_special_tokens=request.add_special_tokens)
-    except RequestError as error:
-        if error.field == "prompt":  # the prompt is what the messages were rendered to
-            error.field = "messages"
-        raise
+    with about_messages():
+        text = render_chat(model.tokenizer, request)
+        return prepare(model, text, params, request, caller)
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
@@ -90,52 +87,82 @@ def _logprobs(request: ChatRequest) -> int | None:
     return request.top_logprobs
 
 
-def _response(tokenizer: Tokenizer, submission: Submission, result: RequestOutput) -> dict[str, Any]:
-    completion_tokens = sum(len(output.token_ids) for output in result.outputs)
-    return {
+def _response(
+    tokenizer: Tokenizer, request: ChatRequest, submission: Submission, result: RequestOutput
+) -> dict[str, Any]:
+    response = {
         **submission.head,
-        "choices": [_choice(tokenizer, output) for output in result.outputs],
-        "usage": usage(submission.requests, completion_tokens),
+        "choices": [_choice(tokenizer, request, output) for output in result.outputs],
+        "usage": submission.usage.to_dict(),
     }
+    if request.prompt_logprobs is not None:
+        scores = result.prompt_logprobs or ()
+        response["prompt_logprobs"] = prompt_logprobs(tokenizer, scores, request.prompt_logprobs)
+    if request.return_token_ids:
+        response["prompt_token_ids"] = list(result.prompt_token_ids)
+    return response
 
 
-def _choice(tokenizer: Tokenizer, output: CompletionOutput) -> dict[str, Any]:
-    return {
+def _choice(tokenizer: Tokenizer, request: ChatRequest, output: CompletionOutput) -> dict[str, Any]:
+    choice = {
         "index": output.index,
         "message": {"role": "assistant", "content": output.text, "refusal": None},
-        "logprobs": None if output.logprobs is None else chat_logprobs(tokenizer, output.logprobs),
+        "logprobs": _shown_logprobs(tokenizer, request, output.logprobs),
         "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
     }
+    return choice | ({"token_ids": list(output.token_ids)} if request.return_token_ids else {})
+
+
+def _shown_logprobs(
+    tokenizer: Tokenizer, request: ChatRequest, entries: Sequence[TokenLogprobs] | None
+) -> dict[str, Any] | None:
+    if entries is None:
+        return None
+    return chat_logprobs(tokenizer, entries, as_ids=request.return_tokens_as_token_ids)
 
 
 async def _chunks(
     tokenizer: Tokenizer, request: ChatRequest, submission: Submission
 ) -> AsyncGenerator[dict[str, Any], None]:
-    head = submission.head | ({"usage": None} if request.include_usage else {})
     begun: set[int] = set()
-    completion_tokens = 0
-    async for _, delta in submission.stream:
-        if delta.error is not None:
-            raise delta.error
-        completion_tokens += len(delta.token_ids)
-        for choice in _delta_choices(tokenizer, delta, first=delta.index not in begun):
-            yield {**head, "choices": [choice]}
-        begun.add(delta.index)
+    async for _, delta in submission.deltas():
+        if request.return_progress and delta.progress is not None:
+            nothing = {"index": delta.index, "delta": {}, "logprobs": None, "finish_reason": None}
+            progress = submission.progress(delta.progress)
+            yield {**submission.chunk_head(request), "choices": [nothing], "prompt_progress": progress}
+        if not (delta.text or delta.token_ids or delta.finish_reason):
+            continue
+        for choice in _delta_choices(tokenizer, request, delta, first=delta.index not in begun):
+            yield {
+                **submission.chunk_head(request),
+                "choices": [choice],
+                **_prompt_ids(request, submission, begun),
+            }
+            begun.add(delta.index)
     if request.include_usage:
-        yield {**head, "choices": [], "usage": usage(submission.requests, completion_tokens)}
+        yield {**submission.head, "choices": [], "usage": submission.usage.to_dict()}
 
 
-def _delta_choices(tokenizer: Tokenizer, delta: OutputDelta, *, first: bool) -> Sequence[dict[str, Any]]:
+def _prompt_ids(request: ChatRequest, submission: Submission, begun: set[int]) -> dict[str, Any]:
+    """The prompt's token ids in the first chunk, if asked for."""
+    if begun or not request.return_token_ids:
+        return {}
+    return {"prompt_token_ids": list(submission.requests[0].prompt_token_ids)}
+
+
+def _delta_choices(
+    tokenizer: Tokenizer, request: ChatRequest, delta: OutputDelta, *, first: bool
+) -> Sequence[dict[str, Any]]:
     """The role once, what is new, the reason at the end: each in a chunk of its own, as OpenAI sends them."""
-    logprobs = chat_logprobs(tokenizer, delta.logprobs) if delta.logprobs else None
-    parts: list[tuple[dict[str, Any], dict[str, Any] | None, str | None]] = []
+    logprobs = _shown_logprobs(tokenizer, request, delta.logprobs) if delta.logprobs else None
+    ids = {"token_ids": list(delta.token_ids)} if request.return_token_ids and delta.token_ids else {}
+    choices: list[dict[str, Any]] = []
     if first:
-        parts.append(({"role": "assistant", "content": ""}, None, None))
-    if delta.text or logprobs:
-        parts.append(({"content": delta.text}, logprobs, None))
+        choices.append({"delta": {"role": "assistant", "content": ""}})
+    if delta.text or logprobs or ids:
+        choices.append({"delta": {"content": delta.text}, "logprobs": logprobs, **ids})
     if delta.finish_reason is not None:
-        parts.append(({}, None, delta.finish_reason))
-    return [
-        {"index": delta.index, "delta": content, "logprobs": scores, "finish_reason": reason}
-        for content, scores, reason in parts
-    ]
+        end = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        choices.append({"delta": {}, **end})
+    return [{"index": delta.index, "logprobs": None, "finish_reason": None, **choice} for choice in choices]

@@ -10,51 +10,77 @@ from starlette.responses import JSONResponse, Response
 from gristmill.runtime.engine import EngineRequest
 from gristmill.runtime.errors import RequestError
 from gristmill.runtime.outputs import CompletionOutput, RequestOutput
-from gristmill.runtime.sampling.logprobs import TokenLogprobs
-from gristmill.runtime.server.answers import Submission, check_stream_options, collect, submit, usage
+from gristmill.runtime.server.answers import Submission, check_stream, collect, prepare, submit
 from gristmill.runtime.server.caller import Caller
+from gristmill.runtime.server.completion_choice import CompletionChoice
 from gristmill.runtime.server.events import EventStream, unless_client_leaves
 from gristmill.runtime.server.fields import UNSUPPORTED_COMPLETION
-from gristmill.runtime.server.models import ServedModel, find_model, in_worker
+from gristmill.runtime.server.models import ServedModel, find_model
 from gristmill.runtime.server.parse import parse_request
 from gristmill.runtime.server.protocol import CompletionRequest, sampling_params
-from gristmill.runtime.server.token_text import CompletionLogprobs
 from gristmill.runtime.tokenizer import Tokenizer
 
 __all__ = ["complete"]
 
 _DEFAULT_MAX_TOKENS = 16
 
-Logprobs = dict[str, list[Any]]
 
-
-async def complete(models: Mapping[str, ServedModel], body: Mapping[str, Any], caller: Caller) -> Response:
+async def complete(
+    models: Mapping[str, ServedModel], body: Mapping[str, Any], caller: Caller, *, ping_seconds: float
+) -> Response:
     """Answer a request, whole or as a stream. Raises RequestError, ClientDisconnect if the client leaves."""
     request = parse_request(CompletionRequest, body, UNSUPPORTED_COMPLETION)
-    check_stream_options(request)
+    check_stream(request)
+    _check_best_of(request)
     model = find_model(models, request.model)
-    requests = await in_worker(lambda: _prepare(model, request))
-    submission = submit(model, "cmpl", "text_completion", requests)
+    requests = await model.prompts.run(lambda: _prepare(model, request, caller))
+    submission = submit(model, "cmpl", "text_completion", requests, request, caller)
     if request.stream:
-        return EventStream(_chunks(model.tokenizer, request, submission), submission.stream.abort)
+        chunks = _chunks(model.tokenizer, request, submission)
+        return EventStream(chunks, submission.stream.abort, ping_seconds, submission.debug_headers)
     try:
         results = await unless_client_leaves(collect(submission), caller.receive)
     finally:
         submission.stream.abort()
-    return JSONResponse(_response(model.tokenizer, request, submission, results))
+    headers = await submission.debug_headers()
+    return JSONResponse(_response(model.tokenizer, request, submission, results), headers=headers)
 
 
-def _prepare(model: ServedModel, request: CompletionRequest) -> list[EngineRequest]:
+def _check_best_of(request: CompletionRequest) -> None:
+    if request.best_of is None or request.best_of == request.n:
+        return
+    if request.best_of < request.n:
+        raise RequestError(
+            "best_of is less than n", field="best_of", found=request.best_of, expected=f"at least {request.n}"
+        )
+    if request.stream:
+        raise RequestError("best_of beyond n needs stream = false: the best are known last", field="best_of")
+    if request.temperature == 0:
+        raise RequestError("best_of needs a temperature: else all answers are the same", field="best_of")
+
+
+def _prepare(model: ServedModel, request: CompletionRequest, caller: Caller) -> list[EngineRequest]:
     max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    prompt_logprobs = request.logprobs if request.echo else None
-    if request.echo and max_tokens == 0:
-        prompt_logprobs = request.logprobs or 0
+    num_samples = request.n if request.best_of is None else request.best_of
+    ranked = num_samples > request.n
     params = sampling_params(
-        request, max_tokens=max_tokens, logprobs=request.logprobs, prompt_logprobs=prompt_logprobs
+        request,
+        n=num_samples,
+        max_tokens=max_tokens,
+        logprobs=request.logprobs or 0 if ranked else request.logprobs,
+        prompt_logprobs=_prompt_logprobs(request, scores_only=max_tokens == 0),
     )
-    engine = model.engine.engine
-    special = request.add_special_tokens
-    return [engine.prepare(prompt, params, add_special_tokens=special) for prompt in _prompts(request)]
+    prompts = _prompts(request)
+    model.prompts.check_count(len(prompts) * num_samples)
+    return [prepare(model, prompt, params, request, caller) for prompt in prompts]
+
+
+def _prompt_logprobs(request: CompletionRequest, *, scores_only: bool) -> int | None:
+    """How many to report at each place: what the field asks for, and what an echo with logprobs shows."""
+    if not request.echo:
+        return request.prompt_logprobs
+    asked = [count for count in (request.prompt_logprobs, request.logprobs) if count is not None]
+    return max(asked, default=0 if scores_only else None)
 
 
 def _prompts(request: CompletionRequest) -> Sequence[str | list[int]]:
@@ -68,52 +94,6 @@ def _prompts(request: CompletionRequest) -> Sequence[str | list[int]]:
     return [part for part in prompt if not isinstance(part, int)]
 
 
-class _Choice:
-    """What one choice shows: the echoed prompt if asked for, then text and log probabilities."""
-
-    def __init__(self, tokenizer: Tokenizer, request: CompletionRequest, prompt: EngineRequest) -> None:
-        self._tokenizer = tokenizer
-        self._request = request
-        self._prompt = prompt
-        # An echoed prompt shows its special tokens, so the offsets must count them.
-        skip = request.skip_special_tokens and not request.echo
-        self._logprobs = CompletionLogprobs(tokenizer, skip_special_tokens=skip)
-        self._echoed = not request.echo
-
-    def piece(
-        self,
-        text: str,
-        logprobs: Sequence[TokenLogprobs],
-        prompt_logprobs: Sequence[TokenLogprobs | None] | None,
-    ) -> tuple[str, Logprobs | None]:
-        """The next text and log probabilities; the first piece begins with the echo."""
-        shown: list[Logprobs] = []
-        if not self._echoed:
-            self._echoed = True
-            text = self._echo_text() + text
-            shown += self._echo_logprobs(prompt_logprobs or ())
-        if self._request.logprobs is None:
-            return text, None
-        return text, _merge([*shown, self._logprobs.add(logprobs)])
-
-    def _echo_text(self) -> str:
-        if self._prompt.prompt is not None:
-            return self._prompt.prompt
-        return self._tokenizer.decode(self._prompt.prompt_token_ids, skip_special_tokens=False)
-
-    def _echo_logprobs(self, entries: Sequence[TokenLogprobs | None]) -> list[Logprobs]:
-        scored = [entry for entry in entries if entry is not None]
-        return [self._logprobs.first_token(self._prompt.prompt_token_ids[0]), self._logprobs.add(scored)]
-
-
-def _merge(parts: Sequence[Logprobs]) -> Logprobs:
-    return {key: [item for part in parts for item in part[key]] for key in parts[0]}
-
-
-def _choice(index: int, text: str, logprobs: Logprobs | None, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-
-
 def _response(
     tokenizer: Tokenizer,
     request: CompletionRequest,
@@ -122,32 +102,37 @@ def _response(
 ) -> dict[str, Any]:
     choices: list[dict[str, Any]] = []
     for prompt, result in zip(submission.requests, results, strict=True):
-        for output in result.outputs:
-            text, logprobs = _whole(_Choice(tokenizer, request, prompt), output, result)
-            choices.append(_choice(len(choices), text, logprobs, output.finish_reason))
-    completion_tokens = sum(len(output.token_ids) for result in results for output in result.outputs)
-    return {**submission.head, "choices": choices, "usage": usage(submission.requests, completion_tokens)}
+        for output in _best(result.outputs, request.n):
+            choice = CompletionChoice(tokenizer, request, prompt, len(choices))
+            choices.append(choice.whole(output, result.prompt_logprobs))
+    return {**submission.head, "choices": choices, "usage": submission.usage.to_dict()}
 
 
-def _whole(choice: _Choice, output: CompletionOutput, result: RequestOutput) -> tuple[str, Logprobs | None]:
-    return choice.piece(output.text, output.logprobs or (), result.prompt_logprobs)
+def _best(outputs: Sequence[CompletionOutput], count: int) -> Sequence[CompletionOutput]:
+    """The answers of the highest mean log probability a token, the best first; or just all."""
+    if len(outputs) == count:
+        return outputs
+    return sorted(outputs, key=_mean_logprob, reverse=True)[:count]
+
+
+def _mean_logprob(output: CompletionOutput) -> float:
+    entries = output.logprobs or ()
+    return sum(entry.logprob for entry in entries) / max(1, len(entries))
 
 
 async def _chunks(
     tokenizer: Tokenizer, request: CompletionRequest, submission: Submission
 ) -> AsyncGenerator[dict[str, Any], None]:
     choices = [
-        _Choice(tokenizer, request, prompt) for prompt in submission.requests for _ in range(request.n)
+        CompletionChoice(tokenizer, request, prompt, index)
+        for index, prompt in enumerate(prompt for prompt in submission.requests for _ in range(request.n))
     ]
-    head = submission.head | ({"usage": None} if request.include_usage else {})
-    completion_tokens = 0
-    async for prompt_index, delta in submission.stream:
-        if delta.error is not None:
-            raise delta.error
-        completion_tokens += len(delta.token_ids)
-        index = prompt_index * request.n + delta.index
-        text, logprobs = choices[index].piece(delta.text, delta.logprobs, delta.prompt_logprobs)
-        if text or logprobs is not None or delta.finish_reason is not None:
-            yield {**head, "choices": [_choice(index, text, logprobs, delta.finish_reason)]}
+    async for prompt_index, delta in submission.deltas():
+        choice = choices[prompt_index * request.n + delta.index]
+        if request.return_progress and delta.progress is not None:
+            progress = submission.progress(delta.progress)
+            yield {**submission.chunk_head(request), "choices": [choice.empty()], "prompt_progress": progress}
+        if (piece := choice.piece(delta)) is not None:
+            yield {**submission.chunk_head(request), "choices": [piece]}
     if request.include_usage:
-        yield {**head, "choices": [], "usage": usage(submission.requests, completion_tokens)}
+        yield {**submission.head, "choices": [], "usage": submission.usage.to_dict()}

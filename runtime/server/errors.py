@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -10,12 +13,43 @@ from starlette.responses import JSONResponse, Response
 
 from gristmill.runtime.errors import GristmillError, InputError, RequestError
 
-__all__ = ["error_body", "error_response", "on_client_left", "on_error", "on_http_error", "status_of"]
+__all__ = [
+    "ERROR_CODE_HEADER",
+    "STATUS_CLIENT_LEFT",
+    "error_body",
+    "error_response",
+    "on_client_left",
+    "on_error",
+    "on_http_error",
+    "status_of",
+]
 
-_STATUS_BY_CODE = {"model_not_found": 404, "queue_full": 429, "request_too_large": 413, "shutting_down": 503}
-_TYPE_BY_STATUS = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}
-_RETRY_AFTER_SECONDS = "1"
-_CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
+ERROR_CODE_HEADER = "X-Error-Code"
+STATUS_CLIENT_LEFT = 499  # nginx's number; nobody is left to read it
+
+_STATUS_BY_CODE: Mapping[str, int] = MappingProxyType(
+    {
+        "invalid_api_key": 401,
+        "forbidden": 403,
+        "model_not_found": 404,
+        "busy": 409,
+        "request_too_large": 413,
+        "queue_full": 429,
+        "tenant_limit": 429,
+        "loading": 503,
+        "overloaded": 503,
+        "shutting_down": 503,
+    }
+)
+_TYPE_BY_STATUS: Mapping[int, str] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        429: "rate_limit_error",
+        500: "server_error",
+        503: "service_unavailable",
+    }
+)
 
 
 def status_of(error: Exception) -> int:
@@ -41,7 +75,14 @@ def error_body(error: Exception) -> dict[str, Any]:
 def error_response(error: Exception) -> JSONResponse:
     """The whole response for an error that comes before any of the answer."""
     status = status_of(error)
-    headers = {"Retry-After": _RETRY_AFTER_SECONDS} if status in (429, 503) else None
+    headers = {}
+    if isinstance(error, RequestError):
+        headers[ERROR_CODE_HEADER] = error.code
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status in (429, 503):
+        seconds = error.retry_after if isinstance(error, RequestError) else None
+        headers["Retry-After"] = str(max(1, math.ceil(seconds or 0.0)))
     return JSONResponse(error_body(error), status, headers)
 
 
@@ -60,7 +101,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 async def on_client_left(request: Request, error: Exception) -> Response:
     """Handler for a client that closed the connection before its answer was complete."""
-    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    return Response(status_code=STATUS_CLIENT_LEFT)
 
 
 def _body(message: str, status: int, *, param: str | None, code: str | None) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -44,59 +45,100 @@ async def _client_leaves(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """JSON chunks as `data:` lines, closed by `data: [DONE]`.
+    """JSON chunks as `data:` lines, closed by `data: [DONE]`; a comment whenever there was none for a while.
 
-    The status waits for the first chunk, so that a request that fails before
-    it gets an error's own status. A failure after it ends the stream with an
-    `error` object.
+    The status waits for the first chunk or comment, so that a request that fails
+    before it gets an error's own status. A failure after it ends the stream with
+    an `error` object. Comments (`: ping`) keep proxies and clients from giving up
+    on a request that waits or reads a long prompt. `more_headers` are known with the
+    first chunk; a comment that comes before it leaves them out.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[dict[str, Any], None], abort: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[dict[str, Any], None],
+        abort: Callable[[], None],
+        ping_seconds: float,
+        more_headers: Callable[[], Awaitable[Mapping[str, str]]],
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._abort = abort
-        self._started = False
+        self._ping_seconds = ping_seconds
+        self._more_headers = more_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. However it ends, also before its first chunk, `abort` is called."""
+        writer = _EventWriter(send, self.raw_headers)
         try:
-            await unless_client_leaves(self._send_all(scope, receive, send), receive)
+            error = await unless_client_leaves(self._write_all(writer), receive)
+            if error is not None and not writer.started:
+                await error_response(error)(scope, receive, send)
+            else:
+                await writer.end(error)
         except ClientDisconnect:
             _logger.debug("a client left its stream")
         finally:
             self._abort()
 
-    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _write_all(self, writer: _EventWriter) -> Exception | None:
+        """Write all chunks; returns the error that broke them off."""
+        pings = asyncio.ensure_future(writer.ping_when_quiet(self._ping_seconds))
         try:
-            await self._send_chunks(send)
+            async with aclosing(self._chunks) as chunks:
+                async for chunk in chunks:
+                    if not writer.started:
+                        self.headers.update(await self._more_headers())
+                    await writer.write(_event(chunk))
         except GristmillError as error:
-            await self._send_failure(error, scope, receive, send)
+            return error
         except Exception as error:
             _logger.exception("an answer broke off")
-            await self._send_failure(error, scope, receive, send)
-        else:
-            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
-
-    async def _send_chunks(self, send: Send) -> None:
-        async with aclosing(self._chunks) as chunks:
-            async for chunk in chunks:
-                if not self._started:
-                    self._started = True
-                    start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-                    await send(start)
-                await _send_event(send, chunk)
-
-    async def _send_failure(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._started:
-            await error_response(error)(scope, receive, send)
-            return
-        await _send_event(send, error_body(error))
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+            return error
+        finally:
+            pings.cancel()
+            await asyncio.wait({pings})
+        return None
 
 
-async def _send_event(send: Send, chunk: dict[str, Any]) -> None:
-    data = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
-    await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+class _EventWriter:
+    """The body of one response, which begins with its first event."""
+
+    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.started = False
+        self._send = send
+        self._headers = headers
+        self._one_at_a_time = asyncio.Lock()
+        self._last_write = time.monotonic()
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send bytes, after the status if they are the first."""
+        async with self._one_at_a_time:
+            if not self.started:
+                self.started = True
+                await self._send(
+                    {"type": "http.response.start", "status": 200, "headers": list(self._headers)}
+                )
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._last_write = time.monotonic()
+
+    async def ping_when_quiet(self, seconds: float) -> None:
+        """Write a comment whenever nothing was written for so long; never ends."""
+        while True:
+            left = self._last_write + seconds - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(left)
+            else:
+                await self.write(b": ping\n\n")
+
+    async def end(self, error: Exception | None) -> None:
+        """Close the stream, with the error that ended it early."""
+        last = b"" if error is None else _event(error_body(error))
+        await self.write(last + b"data: [DONE]\n\n", more=False)
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

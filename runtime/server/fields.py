@@ -14,11 +14,17 @@ from typing import Any
 
 from gristmill.runtime.errors import RequestError
 
-__all__ = ["NO_EFFECT", "UNSUPPORTED_CHAT", "UNSUPPORTED_COMPLETION", "supported_fields"]
+__all__ = [
+    "NO_EFFECT",
+    "UNSUPPORTED_CHAT",
+    "UNSUPPORTED_COMPLETION",
+    "UNSUPPORTED_TEMPLATE",
+    "supported_fields",
+    "unsupported_chat",
+]
 
 NO_EFFECT = frozenset(
     {
-        "cache_salt",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -34,9 +40,6 @@ NO_EFFECT = frozenset(
 # Each with the values that ask for what is done anyway; null does so always.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "allowed_token_ids": ([],),
-        "bad_words": ([],),
-        "best_of": (1,),
         "guided_choice": (),
         "guided_decoding_backend": (),
         "guided_grammar": (),
@@ -46,16 +49,11 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "kv_transfer_params": (),
         "length_penalty": (1.0,),
         "logits_processors": ([],),
-        "priority": (0,),
         "prompt_embeds": (),
-        "prompt_logprobs": (),
         "response_format": ({"type": "text"},),
-        "return_token_ids": (False,),
-        "return_tokens_as_token_ids": (False,),
         "spaces_between_special_tokens": (True,),
         "structural_tag": (),
         "structured_outputs": (),
-        "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
         "vllm_xargs": (),
     }
@@ -64,27 +62,35 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 UNSUPPORTED_COMPLETION: Mapping[str, tuple[Any, ...]] = MappingProxyType({**_UNSUPPORTED, "suffix": ("",)})
 """Fields of /v1/completions that get 400 unless they hold one of the values listed."""
 
+UNSUPPORTED_TEMPLATE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {"chat_template": (), "continue_final_message": (False,), "mm_processor_kwargs": ()}
+)
+"""Fields of all that renders a chat that get 400 unless they hold one of the values listed."""
+
 UNSUPPORTED_CHAT: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         **_UNSUPPORTED,
+        **UNSUPPORTED_TEMPLATE,
         "audio": (),
-        "chat_template": (),
-        "continue_final_message": (False,),
         "echo": (False,),
         "function_call": (),
         "functions": (),
         "include_reasoning": (True,),
-        "mm_processor_kwargs": (),
         "modalities": (["text"],),
         "parallel_tool_calls": (True,),
         "prediction": (),
         "reasoning_effort": (),
-        "tool_choice": (),
+        "tool_choice": ("none",),
         "verbosity": (),
         "web_search_options": (),
     }
 )
 """Fields of /v1/chat/completions that get 400 unless they hold one of the values listed."""
+
+
+def unsupported_chat(body: Mapping[str, Any]) -> Mapping[str, tuple[Any, ...]]:
+    """UNSUPPORTED_CHAT for this body: without tools, `tool_choice: auto` asks for what is done anyway."""
+    return UNSUPPORTED_CHAT if body.get("tools") else {**UNSUPPORTED_CHAT, "tool_choice": ("none", "auto")}
 
 
 def supported_fields(

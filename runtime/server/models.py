@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from gristmill.runtime.async_engine import AsyncEngine
+from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.errors import RequestError
+from gristmill.runtime.memory import MemoryPlan
+from gristmill.runtime.server.prefix_watch import PrefixWatch
+from gristmill.runtime.server.prompts import PromptReader
 from gristmill.runtime.tokenizer import Tokenizer
 
-__all__ = ["ServedModel", "find_model", "in_worker", "model_card", "new_id"]
+__all__ = ["LoadedModel", "ServedModel", "find_model", "model_card", "new_id"]
 
-T = TypeVar("T")
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A proven engine that serves nobody yet, the plan of its memory and the artifact's digest."""
+
+    name: str
+    engine: LLMEngine
+    memory: MemoryPlan | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
-    """One engine under the id that clients name; `created` in Unix seconds."""
+    """One engine under the id that clients name, and the reader of its prompts; `created` in Unix seconds.
+
+    `prefixes` explains poor hits, where there is a prefix cache.
+    """
 
     name: str
     engine: AsyncEngine
     created: int
+    memory: MemoryPlan | None = None
+    digest: str | None = None
+    prefixes: PrefixWatch | None = None
+    prompts: PromptReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompts", PromptReader(self.engine.engine))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -66,8 +87,3 @@ def model_card(model: ServedModel) -> dict[str, Any]:
 def new_id(prefix: str) -> str:
     """A fresh id for an answer."""
     return f"{prefix}-{uuid.uuid4().hex}"
-
-
-async def in_worker(work: Callable[[], T]) -> T:
-    """Run templates and tokenizers beside the event loop: a long prompt must not hold up the others."""
-    return await asyncio.to_thread(work)

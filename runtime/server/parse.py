@@ -14,7 +14,7 @@ from gristmill.runtime.server.fields import supported_fields
 
 __all__ = ["MAX_BODY_BYTES", "parse_request", "read_object"]
 
-MAX_BODY_BYTES = 16 << 20
+MAX_BODY_BYTES = 4 << 20
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 

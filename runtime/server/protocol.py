@@ -1,4 +1,4 @@
-"""The two generation requests of the API, as far as they are served."""
+"""The two generation requests of the API, as far as they are served; each field says what it does."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from gristmill.runtime.errors import RequestError
 from gristmill.runtime.sampling.params import SamplingParams
 
-__all__ = ["ChatRequest", "CompletionRequest", "StreamOptions", "sampling_params"]
+__all__ = ["ChatRequest", "ChatTemplateRequest", "CompletionRequest", "StreamOptions", "sampling_params"]
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+_INT32 = 2**31
 
 _SAMPLING = (
-    "n",
     "temperature",
     "top_p",
     "top_k",
@@ -25,6 +25,8 @@ _SAMPLING = (
     "min_tokens",
     "stop",
     "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
     "ignore_eos",
     "seed",
     "skip_special_tokens",
@@ -33,80 +35,115 @@ _SAMPLING = (
 
 
 class StreamOptions(BaseModel):
-    """`include_usage` adds a last chunk with the token counts; obfuscation has no effect here."""
+    """What a stream tells beside its text; obfuscation has no effect here."""
 
     model_config = _STRICT
 
-    include_usage: bool = False
+    include_usage: bool = Field(False, description="a last chunk with the token counts")
+    continuous_usage_stats: bool = Field(False, description="the counts so far in every chunk")
     include_obfuscation: bool | None = None
 
 
 class _GenerationRequest(BaseModel):
-    """What both requests have: the model, how to sample, how to answer. SamplingParams checks the ranges."""
+    """What both requests have: the model, how to sample, how to answer. SamplingParams checks the ranges.
+
+    Defaults are OpenAI's for every model: a model's `generation_config.json`
+    gives the tokens that end an answer and nothing else.
+    """
 
     model_config = _STRICT
 
-    model: str
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    stop: str | list[str] = Field(default_factory=list)
-    stop_token_ids: list[int] = Field(default_factory=list)
-    ignore_eos: bool = False
-    seed: int | None = None
-    logit_bias: dict[str, float] = Field(default_factory=dict)
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    stream: bool = False
-    stream_options: StreamOptions | None = None
+    model: str = Field(description="id of a served model")
+    n: int = Field(1, description="answers to each prompt")
+    temperature: float = Field(1.0, description="0 takes the most probable token")
+    top_p: float = Field(1.0, description="the most probable tokens that together have this much")
+    top_k: int = Field(0, description="the k most probable tokens; 0 or -1 for all")
+    min_p: float = Field(0.0, description="tokens at least this probable relative to the first")
+    repetition_penalty: float = Field(1.0, description="divides the logits of tokens seen before")
+    presence_penalty: float = Field(0.0, description="taken off the logits of tokens written before")
+    frequency_penalty: float = Field(0.0, description="the same, as often as they were written")
+    max_tokens: int | None = Field(None, description="most tokens of an answer")
+    min_tokens: int = Field(0, description="tokens before an answer may end")
+    stop: str | list[str] = Field(default_factory=list, description="texts that end an answer")
+    stop_token_ids: list[int] = Field(default_factory=list, description="tokens that end an answer")
+    include_stop_str_in_output: bool = Field(False, description="show what ended the answer")
+    ignore_eos: bool = Field(False, description="go on after the model's own end")
+    bad_words: list[str] = Field(default_factory=list, description="texts that are not written")
+    allowed_token_ids: list[int] | None = Field(None, description="no other tokens are chosen")
+    logit_bias: dict[str, float] = Field(default_factory=dict, description="added to logits, by token id")
+    seed: int | None = Field(None, description="the same seed gives the same answers")
+    skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
+    prompt_logprobs: int | None = Field(None, description="report the k best at each prompt position")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, lt=_INT32, description="keep the last k tokens of the prompt; -1 as many as fit"
+    )
+    priority: int = Field(0, ge=-_INT32, lt=_INT32, description="the lower, the sooner; shown in the answer")
+    cache_salt: str = Field(
+        "", max_length=256, description="cached prompts are shared under the same salt only"
+    )
+    return_token_ids: bool = Field(False, description="show the ids of prompt and answer")
+    return_tokens_as_token_ids: bool = Field(False, description="name tokens `token_id:ID` in logprobs")
+    stream: bool = Field(False, description="answer in server-sent events")
+    stream_options: StreamOptions | None = Field(None, description="token counts in a stream")
+    return_progress: bool = Field(False, description="`prompt_progress` chunks while prompts are read")
 
     @property
     def include_usage(self) -> bool:
         """True when a stream ends with its token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def continuous_usage(self) -> bool:
+        """True when each chunk of a stream has the token counts so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
 
 class CompletionRequest(_GenerationRequest):
     """POST /v1/completions. A prompt is text or token ids; a list of prompts gives `n` answers to each."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
-    logprobs: int | None = None
-    echo: bool = False
-    add_special_tokens: bool = True
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="text or token ids, or a list")
+    best_of: int | None = Field(None, description="answers to make, of which the `n` likeliest are shown")
+    logprobs: int | None = Field(None, description="log probabilities, with the k best at each place")
+    echo: bool = Field(False, description="show the prompt first")
+    add_special_tokens: bool = Field(True, description="what the tokenizer puts around a text")
 
 
-class ChatRequest(_GenerationRequest):
-    """POST /v1/chat/completions. `tools` and `documents` only reach the model's template."""
+class ChatTemplateRequest(BaseModel):
+    """What a chat template turns into a prompt. `tools` and `documents` only reach the template."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    documents: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    add_special_tokens: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    model_config = _STRICT
+
+    messages: list[dict[str, Any]] = Field(min_length=1, description="the chat so far")
+    tools: list[dict[str, Any]] | None = Field(None, description="rendered by the model's template")
+    documents: list[dict[str, Any]] | None = Field(None, description="rendered by the model's template")
+    add_generation_prompt: bool = Field(True, description="end the prompt where the answer begins")
+    add_special_tokens: bool = Field(False, description="what the tokenizer puts around a text")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="variables of the model's template"
+    )
+
+
+class ChatRequest(_GenerationRequest, ChatTemplateRequest):
+    """POST /v1/chat/completions."""
+
+    max_completion_tokens: int | None = Field(None, description="another name of max_tokens")
+    logprobs: bool = Field(False, description="log probabilities of the answer")
+    top_logprobs: int | None = Field(None, description="with the k best at each place")
 
 
 def sampling_params(
     request: CompletionRequest | ChatRequest,
     *,
+    n: int,
     max_tokens: int | None,
     logprobs: int | None,
-    prompt_logprobs: int | None = None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     """The request's sampling parameters. Raises RequestError naming the field that is out of range."""
     chosen = {name: getattr(request, name) for name in _SAMPLING}
     return SamplingParams(
         **chosen,
+        n=n,
         logit_bias=_token_biases(request.logit_bias),
         max_tokens=max_tokens,
         logprobs=logprobs,

@@ -1,239 +1,176 @@
-"""Run the server: bind, load, announce, serve, drain."""
+"""The server as a process: take the address, load, announce, serve until a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
-import socket
 import sys
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
 
-import uvicorn
-from starlette.applications import Starlette
+import psutil
 
-from gristmill.runtime.async_engine import AsyncEngine
 from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.engine_folder import EngineFolder
-from gristmill.runtime.errors import EXIT_INTERRUPTED, InputError, ListenError
+from gristmill.runtime.errors import EXIT_INTERRUPTED, InputError
 from gristmill.runtime.llm import load_engine
-from gristmill.runtime.memory import FreeMemory, free_memory
-from gristmill.runtime.server.app import create_app
-from gristmill.runtime.server.metrics import Metrics, ModelMetrics
-from gristmill.runtime.server.models import ServedModel
+from gristmill.runtime.machine import cpu_limits, oversubscription
+from gristmill.runtime.memory import FreeMemory, MemoryPlan, free_memory
+from gristmill.runtime.server.listen import bind, url_of
+from gristmill.runtime.server.logs import logging_to_stderr
+from gristmill.runtime.server.memory_watch import choose_marks
+from gristmill.runtime.server.models import LoadedModel
+from gristmill.runtime.server.service import serve_models
+from gristmill.runtime.server.settings import ServerSettings
 from gristmill.runtime.settings import EngineSettings
 
-__all__ = ["bind", "run_server", "serve_engines"]
+__all__ = ["Resolver", "run_server"]
 
-_MAX_PORT = 65535
-_BACKLOG = 2048
-_SHUTDOWN_MARGIN_SECONDS = 5
-_KEEP_ALIVE_SECONDS = 75
+_logger = logging.getLogger(__name__)
+
+Report = Callable[[str], None]
+
+
+class Resolver(Protocol):
+    """From a served model's name to the verified folder that the name means now."""
+
+    def __call__(self, name: str) -> EngineFolder: ...
 
 
 def run_server(
     engine_folders: Sequence[EngineFolder],
-    host: str = "127.0.0.1",
-    port: int = 8000,
     settings: EngineSettings | None = None,
+    server: ServerSettings | None = None,
     *,
-    grace_seconds: float = 30.0,
+    resolve: Resolver | None = None,
     json_ready: bool = False,
 ) -> None:
     """Load the models and serve them until SIGINT or SIGTERM; call it from the main thread.
 
-    The address is taken before anything is loaded; port 0 takes a free one. The
-    plan goes to stderr, one ready line with the URL to stdout (with
-    `json_ready` as an object of models and url). The first signal
-    lets running requests finish within `grace_seconds`, the second ends the
-    process at once with exit code 130. Raises InputError, ListenError, and
-    what `load_engine` raises.
+    The address is taken before anything is loaded. The plan and the log go to
+    stderr, one ready line with the URL to stdout (with `json_ready` as an object
+    of models and url). The first signal lets running requests finish within the grace
+    period, the second, or one while models load, ends the process at once with exit
+    code 130. `resolve` makes reloading possible. Raises InputError, and what
+    `serve_models` and `load_engine` raise.
     """
+    settings, server = settings or EngineSettings(), server or ServerSettings()
     names = [folder.name for folder in engine_folders]
     if not names or len(set(names)) < len(names):
         raise InputError(
             "models to serve", found=", ".join(names) or "none", expected="one or more, each name once"
         )
-    with closing(bind(host, port)) as listener:
-        engines = _load_all(engine_folders, settings)
-        ready = _ready_line(names, _url(listener), as_json=json_ready)
-        asyncio.run(_serve_until_signalled(engines, listener, grace_seconds, ready))
+    report = _log if server.log_format == "json" else _say
+    if warning := oversubscription(settings.threads, cpu_limits()):
+        report(warning)
+    engines: dict[str, LLMEngine] = {}
+
+    def load(tell: Report) -> list[LoadedModel]:
+        loaded = _load_all(engine_folders, settings, report, tell)
+        engines.update({model.name: model.engine for model in loaded})
+        return loaded
+
+    with (
+        closing(bind(server.host, server.port)) as listener,
+        logging_to_stderr(server.log_format, server.log_level),
+    ):
+        ready = _ready_line(names, url_of(listener), as_json=json_ready)
+        marks = choose_marks(server.memory_soft, server.memory_restart, settings.memory_bytes)
+        reload = None if resolve is None else partial(_load_again, resolve, settings, report)
+        asyncio.run(
+            _until_signalled(
+                ready,
+                report,
+                lambda stop, on_ready: serve_models(
+                    load, listener, stop, server, on_ready=on_ready, reload=reload, marks=marks
+                ),
+                server.grace_seconds,
+            )
+        )
     for name, engine in engines.items():
         for line in engine.profile_lines():
-            _report(f"{name}: {line}")
+            report(f"{name}: {line}")
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, not yet listening. Raises InputError for no port, ListenError."""
-    if not 0 <= port <= _MAX_PORT:
-        raise InputError("the port is invalid", found=port, expected=f"0 to {_MAX_PORT}, 0 for any free one")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ListenError(f"can't resolve the host {host!r}", found=error.strerror) from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _cannot_listen(host, port, error) from error
-    return listener
-
-
-async def serve_engines(
-    engines: Mapping[str, LLMEngine],
-    listener: socket.socket,
-    stop: asyncio.Event,
-    *,
-    on_ready: Callable[[], None],
+async def _until_signalled(
+    ready: str,
+    report: Report,
+    serve: Callable[[asyncio.Event, Callable[[], None]], Coroutine[Any, Any, None]],
     grace_seconds: float,
 ) -> None:
-    """Serve until `stop` is set, let running requests finish, abort the rest after `grace_seconds`.
+    """Run `serve`, and let the first signal stop it and the second end the process."""
+    stop, is_ready = asyncio.Event(), asyncio.Event()
 
-    Takes engines and listener over and closes them. Raises ListenError if the
-    address was taken in the meantime.
-    """
-    metrics = Metrics()
-    created = int(time.time())
-    models = {
-        name: ServedModel(name, AsyncEngine(engine, ModelMetrics(metrics, name)), created)
-        for name, engine in engines.items()
-    }
-    try:
-        _listen(listener)
-        await _serve_app(
-            create_app(models, metrics),
-            listener,
-            stop,
-            on_ready=on_ready,
-            on_grace_over=lambda: _abort_all(models),
-            grace_seconds=grace_seconds,
-        )
-    finally:
-        for model in models.values():
-            await model.engine.close()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which would end the process with the signal's exit code."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leave the signals to `run_server`."""
-        yield
-
-
-async def _serve_app(
-    app: Starlette,
-    listener: socket.socket,
-    stop: asyncio.Event,
-    *,
-    on_ready: Callable[[], None],
-    on_grace_over: Callable[[], None],
-    grace_seconds: float,
-) -> None:
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(grace_seconds) + _SHUTDOWN_MARGIN_SECONDS,
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    while not (server.started or serving.done()):
-        await asyncio.sleep(0.005)
-    if server.started:
-        on_ready()
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        server.should_exit = True
-        done, _ = await asyncio.wait({serving}, timeout=grace_seconds)
-        if not done:
-            on_grace_over()
-    await serving
-
-
-async def _serve_until_signalled(
-    engines: Mapping[str, LLMEngine], listener: socket.socket, grace_seconds: float, ready: str
-) -> None:
-    stop = asyncio.Event()
+    def on_ready() -> None:
+        is_ready.set()
+        print(ready, flush=True)
 
     def on_signal() -> None:
-        if stop.is_set():
+        if stop.is_set() or not is_ready.is_set():
             sys.stderr.write("stopped at once\n")
             sys.stderr.flush()
-            os._exit(EXIT_INTERRUPTED)  # a step of the engine can't be interrupted in any gentler way
-        sys.stderr.write(f"finishing running requests for up to {grace_seconds:g} s; again to stop at once\n")
+            os._exit(EXIT_INTERRUPTED)  # neither a step nor a load can be interrupted in any gentler way
+        report(f"finishing running requests for up to {grace_seconds:g} s; again to stop at once")
         stop.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    await serve_engines(
-        engines,
-        listener,
-        stop,
-        on_ready=lambda: print(ready, flush=True),
-        grace_seconds=grace_seconds,
-    )
+    await serve(stop, on_ready)
 
 
-def _abort_all(models: Mapping[str, ServedModel]) -> None:
-    for model in models.values():
-        model.engine.abort()
-
-
-def _load_all(folders: Sequence[EngineFolder], settings: EngineSettings | None) -> dict[str, LLMEngine]:
+def _load_all(
+    folders: Sequence[EngineFolder], settings: EngineSettings, report: Report, tell: Report
+) -> list[LoadedModel]:
     """Load each model within an equal share of memory: caches take theirs only as they fill."""
     free = free_memory()
     if len(folders) > 1:
         free = FreeMemory(free.size // len(folders), f"{free.source}, shared by {len(folders)} models")
-    engines: dict[str, LLMEngine] = {}
+    loaded: list[LoadedModel] = []
     try:
-        for folder in folders:
-            engines[folder.name] = load_engine(folder, settings, free=free, report=_report)
+        for number, folder in enumerate(folders, 1):
+            tell(f"loading {folder.name} ({number} of {len(folders)})")
+            loaded.append(_load(folder, settings, free, report))
     except BaseException:
-        for engine in engines.values():
-            engine.close()
+        for model in loaded:
+            model.engine.close()
         raise
-    return engines
+    return loaded
 
 
-def _report(line: str) -> None:
+def _load_again(resolve: Resolver, settings: EngineSettings, report: Report, name: str) -> LoadedModel:
+    """What the name means now, loaded beside what it meant, within the memory that is left."""
+    folder = resolve(name)
+    free = free_memory()
+    if settings.memory_bytes is not None:
+        left = max(0, settings.memory_bytes - psutil.Process().memory_info().rss)
+        if left < free.size:
+            free = FreeMemory(left, "left of your limit beside the models that serve")
+    return _load(replace(folder, name=name), settings, free, report)
+
+
+def _load(folder: EngineFolder, settings: EngineSettings, free: FreeMemory, report: Report) -> LoadedModel:
+    plans: list[MemoryPlan] = []
+    engine = load_engine(folder, settings, free=free, report=report, on_plan=plans.append)
+    return LoadedModel(folder.name, engine, plans[0], folder.digest)
+
+
+def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
-def _listen(listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    try:
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        raise _cannot_listen(host, port, error) from error
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> ListenError:
-    return ListenError(
-        f"can't listen at {host}:{port}",
-        found=error.strerror,
-        hint="choose another --port, or 0 for a free one",
-    )
+def _log(line: str) -> None:
+    _logger.info("%s", line)
 
 
 def _ready_line(names: Sequence[str], url: str, *, as_json: bool) -> str:
     if as_json:
         return json.dumps({"status": "ready", "models": list(names), "url": url})
     return f"serving {', '.join(names)} at {url} (ready)"
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"http://{host}:{port}"

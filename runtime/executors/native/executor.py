@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,7 +14,7 @@ from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, Sequen
 from gristmill.runtime.executors.native.model_spec import model_spec
 from gristmill.runtime.executors.native.modes import NATIVE_MODES
 from gristmill.runtime.executors.native.stored import EngineFile, StoredWeight
-from gristmill.runtime.executors.step_check import check_batch
+from gristmill.runtime.executors.step_check import check_batch, check_copies
 from gristmill.runtime.kernels import _native
 from gristmill.runtime.kernels.instruction_set import chosen_instruction_set
 from gristmill.runtime.model_plan import ModelPlan
@@ -73,20 +73,20 @@ class NativeExecutor:
         The logits lie in the engine's memory, and keep it even after `close`.
         Raises OutsideError if the system has no memory for a batch of this size.
         """
-        check_batch(self._plan, self._cache, batch)
+        flat = check_batch(self._plan, self._cache, batch)
         if not batch:
             return np.empty((0, self._plan.vocab_size), dtype=np.float32)
-        lengths = [len(entry.token_ids) for entry in batch]
-        blocks = [_blocks_in_use(entry, self._cache.block_size) for entry in batch]
         try:
-            with _memory_for(f"a step of {sum(lengths)} tokens", "compute fewer tokens or logits a step"):
+            with _memory_for(
+                f"a step of {len(flat.token_ids)} tokens", "compute fewer tokens or logits a step"
+            ):
                 return self._open.execute(
-                    _flat(entry.token_ids for entry in batch),
+                    flat.token_ids,
                     np.array([entry.start for entry in batch], np.int32),
-                    np.array(lengths, np.int32),
-                    _flat(blocks),
-                    np.cumsum([0, *map(len, blocks)], dtype=np.int32),
-                    np.array(_logit_rows(batch, lengths), np.int32),
+                    np.array(flat.num_tokens, np.int32),
+                    flat.block_ids,
+                    np.cumsum([0, *flat.num_blocks], dtype=np.int32),
+                    np.array(_logit_rows(batch, flat.num_tokens), np.int32),
                 )
         except RuntimeError as error:
             raise InternalError(str(error), hint="the weights may be damaged") from error
@@ -96,6 +96,12 @@ class NativeExecutor:
     ) -> list[_native.Choice]:
         """Choose the tokens of rows of logits on the threads of the steps, see `RowSampler`."""
         return self._open.sample_rows(logits, rows, states)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `Executor.copy_blocks`."""
+        check_copies(self._cache, pairs)
+        for source, target in pairs:
+            self._open.copy_block(source, target)
 
     def profile(self) -> dict[str, float]:
         """Seconds by operation so far, waiting at barriers included; zeros without `profile`."""
@@ -170,15 +176,6 @@ def _memory_for(what: str, hint: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise OutsideError(f"native engine: {what} does not fit", found=error, hint=hint) from error
-
-
-def _blocks_in_use(entry: SequenceStep, block_size: int) -> Sequence[int]:
-    """The blocks that this step reads or writes; those behind them may be anything."""
-    return entry.block_table[: -(-(entry.start + len(entry.token_ids)) // block_size)]
-
-
-def _flat(parts: Iterable[Sequence[int]]) -> NDArray[np.int32]:
-    return np.fromiter((value for part in parts for value in part), np.int32)
 
 
 def _logit_rows(batch: Sequence[SequenceStep], lengths: Sequence[int]) -> list[int]:

@@ -20,7 +20,7 @@ from gristmill.runtime.executors.reference.blocks import (
 )
 from gristmill.runtime.executors.reference.paged import LayerCache, StepLayout, lay_out, paged_attention
 from gristmill.runtime.executors.reference.weights import WeightSource, load_weights
-from gristmill.runtime.executors.step_check import check_batch
+from gristmill.runtime.executors.step_check import check_batch, check_copies
 from gristmill.runtime.model_plan import ModelPlan, RopePlan
 from gristmill.runtime.settings import Compute
 
@@ -81,6 +81,14 @@ class ReferenceExecutor:
             return np.empty((0, self._plan.vocab_size), dtype=np.float32)
         layout = lay_out(batch, self._cache.block_size)
         return self._logits(self._hidden(layout)[layout.logit_rows])
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `Executor.copy_blocks`."""
+        check_copies(self._cache, pairs)
+        for source, target in pairs:
+            for layer in self._layers:
+                layer.keys[target] = layer.keys[source]
+                layer.values[target] = layer.values[source]
 
     def close(self) -> None:
         """Give the memory back; the executor can't be used afterwards."""

@@ -39,6 +39,9 @@ class Engine {
   // On the threads of the steps; not to be used while a step runs.
   RowSampler& sampler() { return sampler_; }
 
+  // Between steps: see KvCache.
+  void copy_block(int source, int target) { cache_.copy_block(source, target); }
+
  private:
   Model model_;
   const KernelTable& kernels_;

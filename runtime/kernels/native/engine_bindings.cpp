@@ -225,6 +225,8 @@ class PyEngine {
     return sample_checked(engine_.sampler(), logits, rows, states);
   }
 
+  void copy_block(int source, int target) { engine_.copy_block(source, target); }
+
   std::map<std::string, double> seconds() const {
     std::map<std::string, double> result;
     for (int i = 0; i < static_cast<int>(Operation::count); ++i) {
@@ -287,6 +289,9 @@ void bind_engine(py::module_& m) {
           "Logits [rows, vocab] of one step; the array is valid until the next call, and keeps the engine alive.")
       .def("sample_rows", &PyEngine::sample_rows, py::arg("logits"), py::arg("rows"), py::arg("states"),
            "As the function of this name, by the threads of the steps.")
+
+      .def("copy_block", &PyEngine::copy_block, py::arg("source"), py::arg("target"),
+           "Copy the keys and values of one block over another's, in all layers.")
       .def_property_readonly("seconds", &PyEngine::seconds, "Seconds by operation since the start (profile).")
       .def_property_readonly("instruction_set", &PyEngine::instruction_set)
       .def_property_readonly("threads", &PyEngine::threads);

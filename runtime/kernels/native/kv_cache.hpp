@@ -22,6 +22,9 @@ class KvCache {
     return cache.memory.as<uint8_t>() + (unit * cache.kv_heads + kv_head) * cache.layout.unit_bytes;
   }
 
+  // All layers of block `source` over block `target`. Throws std::invalid_argument for a block outside the cache.
+  void copy_block(int source, int target);
+
  private:
   struct LayerCache {
     KvLayout layout;

@@ -36,6 +36,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "chat": ("gristmill.cli.generate", "chat"),
         "generate": ("gristmill.cli.generate", "generate"),
         "serve": ("gristmill.cli.serve", "serve"),
+        "bench": ("gristmill.cli.bench", "bench"),
         "doctor": ("gristmill.cli.doctor", "doctor"),
     }
 )

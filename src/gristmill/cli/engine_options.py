@@ -27,6 +27,7 @@ __all__ = [
     "RefArgument",
     "ThreadsOption",
     "VerifyOption",
+    "require",
 ]
 
 _AUTO = "auto"
@@ -77,12 +78,11 @@ class EngineChoice:
     profile: bool = False
     max_model_len: int | None = None
     memory: str | None = None
-    max_num_seqs: int | None = None
 
     def __post_init__(self) -> None:
-        _require("--compute", self.compute, get_args(Compute))
-        _require("--kv-cache-dtype", self.kv_cache_dtype, (_AUTO, *get_args(KVDtype)))
-        _require("--verify", self.verify, ("quick", "full"))
+        require("--compute", self.compute, get_args(Compute))
+        require("--kv-cache-dtype", self.kv_cache_dtype, (_AUTO, *get_args(KVDtype)))
+        require("--verify", self.verify, ("quick", "full"))
 
     def folder(self, ref: str, store: Path | None) -> EngineFolder:
         """The engine of an artifact, its files checked against the manifest."""
@@ -91,12 +91,10 @@ class EngineChoice:
     def settings(self) -> EngineSettings:
         """Settings for the runtime; what is not given keeps its default. Raises InputError."""
         automatic = self.kv_cache_dtype == _AUTO
-        seqs = EngineSettings().max_num_seqs if self.max_num_seqs is None else self.max_num_seqs
         return EngineSettings(
             compute=cast(Compute | None, self.compute),
             kv_cache_dtype=None if automatic else cast(KVDtype, self.kv_cache_dtype),
             max_model_len=self.max_model_len,
-            max_num_seqs=seqs,
             memory_bytes=None if self.memory is None else parse_size(self.memory),
             golden_full=self.verify == "full",
             threads=self.threads,
@@ -105,6 +103,7 @@ class EngineChoice:
         )
 
 
-def _require(option: str, value: str | None, known: tuple[str, ...]) -> None:
+def require(option: str, value: str | None, known: tuple[str, ...]) -> None:
+    """Raise InputError for a value that is not one of those known; None is always fine."""
     if value is not None and value not in known:
         raise InputError(option, found=value, expected=" or ".join(known))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast, get_args
 
-import typer
-
+from gristmill.cli.config_file import ConfigOption
 from gristmill.cli.engine_options import (
     ComputeOption,
     DebugNanOption,
@@ -17,20 +19,48 @@ from gristmill.cli.engine_options import (
     ProfileOption,
     ThreadsOption,
     VerifyOption,
+    require,
 )
 from gristmill.cli.options import JsonOption, StoreOption
-from gristmill.runtime.errors import InputError
+from gristmill.cli.serve_options import (
+    AdminTokenOption,
+    ApiKeyFileOption,
+    ApiKeyOption,
+    BlockSizeOption,
+    GraceOption,
+    HostOption,
+    ItlTargetOption,
+    KVCacheMemoryOption,
+    LogFormatOption,
+    LogLevelOption,
+    MaxNumBatchedTokensOption,
+    MaxNumSeqsOption,
+    MaxOpenPerKeyOption,
+    MaxWaitingOption,
+    MaxWaitingTokensOption,
+    MemoryRestartOption,
+    MemorySoftOption,
+    NoPrefixCachingOption,
+    PingIntervalOption,
+    PortOption,
+    RefsArgument,
+    StallOption,
+)
+from gristmill.cli.sizes import parse_size
+from gristmill.runtime.engine_folder import EngineFolder
+from gristmill.runtime.server.keys import ApiKey, parse_api_key, read_api_keys
+from gristmill.runtime.server.logs import LogFormat, LogLevel
 from gristmill.runtime.server.run import run_server
+from gristmill.runtime.server.settings import ServerSettings
 
 __all__ = ["serve"]
 
 
 def serve(
-    refs: Annotated[
-        list[str], typer.Argument(metavar="REF...", help="Artifacts; model ids are their names.")
-    ],
-    host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen at; 0 takes a free one.")] = 8000,
+    refs: RefsArgument,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
+    config: ConfigOption = None,
     engine: EngineOption = None,
     compute: ComputeOption = None,
     kv_cache_dtype: KVCacheOption = "auto",
@@ -39,31 +69,77 @@ def serve(
     debug_nan: DebugNanOption = False,
     profile: ProfileOption = False,
     max_model_len: MaxModelLenOption = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option("--max-num-seqs", metavar="N", help="Requests that run at once.")
-    ] = None,
+    max_num_seqs: MaxNumSeqsOption = None,
+    max_num_batched_tokens: MaxNumBatchedTokensOption = None,
+    itl_target: ItlTargetOption = None,
+    no_prefix_caching: NoPrefixCachingOption = False,
+    max_waiting: MaxWaitingOption = None,
+    max_waiting_tokens: MaxWaitingTokensOption = None,
+    block_size: BlockSizeOption = None,
+    kv_cache_memory: KVCacheMemoryOption = None,
     memory: MemoryOption = None,
-    grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", help="Time for running requests after a signal.")
-    ] = 30.0,
+    memory_soft: MemorySoftOption = None,
+    memory_restart: MemoryRestartOption = None,
+    api_key: ApiKeyOption = None,
+    api_key_file: ApiKeyFileOption = None,
+    admin_token: AdminTokenOption = None,
+    max_open_per_key: MaxOpenPerKeyOption = None,
+    grace: GraceOption = 30.0,
+    ping_interval: PingIntervalOption = 10.0,
+    stall: StallOption = 30.0,
+    log_format: LogFormatOption = "text",
+    log_level: LogLevelOption = "info",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve artifacts over HTTP until interrupted."""
-    if not 0 <= grace < float("inf"):
-        raise InputError("--grace", found=grace, expected="seconds, 0 or more")
+    require("--log-format", log_format, get_args(LogFormat))
+    require("--log-level", log_level, get_args(LogLevel))
     choice = EngineChoice(
-        engine,
-        compute,
-        kv_cache_dtype,
-        threads,
-        verify,
-        debug_nan,
-        profile,
-        max_model_len,
-        memory,
-        max_num_seqs,
+        engine, compute, kv_cache_dtype, threads, verify, debug_nan, profile, max_model_len, memory
     )
-    settings = choice.settings()
+    given = _given(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        itl_target_ms=itl_target,
+        max_waiting=max_waiting,
+        max_waiting_tokens=max_waiting_tokens,
+        block_size=block_size,
+        kv_cache_bytes=_size("--kv-cache-memory", kv_cache_memory),
+    )
+    settings = replace(choice.settings(), prefix_caching=not no_prefix_caching, **given)
+    server = ServerSettings(
+        host,
+        port,
+        grace_seconds=grace,
+        ping_seconds=ping_interval,
+        stall_seconds=stall,
+        api_keys=_api_keys(api_key or (), api_key_file),
+        admin_token=admin_token,
+        max_open_per_tenant=max_open_per_key,
+        memory_soft=_size("--memory-soft", memory_soft),
+        memory_restart=_size("--memory-restart", memory_restart),
+        log_format=cast(LogFormat, log_format),
+        log_level=cast(LogLevel, log_level),
+    )
     folders = [choice.folder(ref, store) for ref in refs]
-    run_server(folders, host, port, settings, grace_seconds=grace, json_ready=as_json)
+    by_name = {folder.name: ref for folder, ref in zip(folders, refs, strict=True)}
+
+    def resolve(name: str) -> EngineFolder:
+        return choice.folder(by_name[name], store)
+
+    run_server(folders, settings, server, resolve=resolve, json_ready=as_json)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """What is not left to its default."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _size(option: str, text: str | None) -> int | None:
+    return None if text is None else parse_size(text, option)
+
+
+def _api_keys(keys: Sequence[str], file: Path | None) -> tuple[ApiKey, ...]:
+    listed = [parse_api_key(key) for key in keys]
+    return (*listed, *(read_api_keys(file) if file is not None else ()))

@@ -11,9 +11,9 @@ __all__ = ["parse_size"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, option: str = "--memory") -> int:
     """Bytes from `8GiB`, `500MB` or a plain number. Raises InputError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text, re.IGNORECASE)
     if match is None:
-        raise InputError("--memory", found=f'"{text}"', expected="a size such as 8GiB or 500MB")
+        raise InputError(option, found=f'"{text}"', expected="a size such as 8GiB or 500MB")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])

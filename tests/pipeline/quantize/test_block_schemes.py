@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
 
 from gristmill.calibration.blocks import load_block
 from gristmill.calibration.drift import GroupStatistics
+from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.walk import BlockWalk
-from gristmill.pipeline.quantize.block import QuantizeSettings, quantize_block
+from gristmill.pipeline.quantize.block import Method, QuantizeSettings, quantize_block
+from gristmill.pipeline.quantize.signround import SignRoundSettings
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.model_plan import LayerPlan
 from gristmill.runtime.scheme import QuantScheme
@@ -33,13 +34,14 @@ def block(tiny_llama: Path) -> Block:
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("group_size", [-1, 16, 64])
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
+@pytest.mark.parametrize("method", ["rtn", "gptq", "awq", "signround"])
 def test_every_width_group_and_symmetry_works(
-    block: Block, method: Literal["rtn", "gptq", "awq"], symmetric: bool, group_size: int, bits: int
+    block: Block, method: Method, symmetric: bool, group_size: int, bits: int
 ) -> None:
     layer, weights, walk = block
     scheme = QuantScheme(bits, group_size, symmetric)
-    settings = QuantizeSettings(method, {linear.name: scheme for linear in layer.linears})
+    schemes = {linear.name: scheme for linear in layer.linears}
+    settings = QuantizeSettings(method, schemes, signround=SignRoundSettings(iterations=4))
     result = quantize_block(layer, weights, walk.enter(layer, weights), settings)
     for linear in layer.linears:
         tensor = result.quantized[linear.name]
@@ -61,6 +63,9 @@ class AllButNoInput:
         return GroupStatistics(
             InputStatistics(9, -1e-12 * torch.eye(size), torch.zeros(size), torch.zeros(size))
         )
+
+    def pairs(self) -> tuple[BlockPair, ...]:
+        return ()
 
 
 def test_an_error_that_rounding_turns_negative_counts_as_none(block: Block) -> None:

@@ -7,11 +7,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.runtime.core.block_pool import BlockPool
+from gristmill.runtime.core.prefix_cache import CachedBlock, PrefixCache
 from gristmill.runtime.errors import InternalError
 
 
+def make_pool(num_blocks: int, cache: PrefixCache | None = None) -> BlockPool:
+    return BlockPool(num_blocks, PrefixCache(block_size=1) if cache is None else cache)
+
+
+def index_chain(cache: PrefixCache, blocks: list[int], root: str = "") -> None:
+    """Index blocks of one token each, one after the other; a block's token is its id."""
+    chain: list[CachedBlock] = []
+    for block in blocks:
+        cache.insert(chain, root, (block,), block)
+
+
 def test_a_shared_block_is_free_only_after_both_tables_let_go() -> None:
-    pool = BlockPool(2)
+    pool = make_pool(2)
     blocks = pool.allocate(1)
     pool.share(blocks)
     pool.release(blocks)
@@ -21,14 +33,14 @@ def test_a_shared_block_is_free_only_after_both_tables_let_go() -> None:
 
 
 def test_more_blocks_than_are_free_is_refused_with_both_numbers() -> None:
-    pool = BlockPool(3)
+    pool = make_pool(3)
     pool.allocate(2)
     with pytest.raises(InternalError, match="found 1 free; expected 2"):
         pool.allocate(2)
 
 
 def test_releasing_a_free_block_is_refused() -> None:
-    pool = BlockPool(2)
+    pool = make_pool(2)
     blocks = pool.allocate(1)
     pool.release(blocks)
     with pytest.raises(InternalError, match="released twice"):
@@ -37,11 +49,11 @@ def test_releasing_a_free_block_is_refused() -> None:
 
 def test_sharing_a_free_block_is_refused() -> None:
     with pytest.raises(InternalError, match="can't be shared"):
-        BlockPool(2).share([1])
+        make_pool(2).share([1])
 
 
 def test_integrity_notices_a_block_that_no_table_holds() -> None:
-    pool = BlockPool(4)
+    pool = make_pool(4)
     table = pool.allocate(2)
     pool.check_integrity([table])
     with pytest.raises(InternalError, match="lost count"):
@@ -49,14 +61,14 @@ def test_integrity_notices_a_block_that_no_table_holds() -> None:
 
 
 def test_integrity_notices_a_block_that_two_tables_hold_unshared() -> None:
-    pool = BlockPool(4)
+    pool = make_pool(4)
     table = pool.allocate(2)
     with pytest.raises(InternalError, match="lost count"):
         pool.check_integrity([table, table])
 
 
 def test_integrity_notices_a_block_missing_from_the_free_list() -> None:
-    pool = BlockPool(4)
+    pool = make_pool(4)
     pool._free.pop()
     with pytest.raises(InternalError, match="not conserved"):
         pool.check_integrity([])
@@ -65,7 +77,7 @@ def test_integrity_notices_a_block_missing_from_the_free_list() -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 7)), max_size=60))
 def test_any_order_of_operations_conserves_blocks(operations: list[tuple[str, int]]) -> None:
-    pool = BlockPool(12)
+    pool = make_pool(12)
     tables: list[list[int]] = []
     for name, value in operations:
         if name == "allocate" and value <= pool.num_free:
@@ -79,3 +91,62 @@ def test_any_order_of_operations_conserves_blocks(operations: list[tuple[str, in
     for table in tables:
         pool.release(table)
     assert pool.num_free == pool.num_blocks
+
+
+def test_an_indexed_block_stays_cached_without_references_and_can_be_shared_again() -> None:
+    cache = PrefixCache(block_size=1)
+    pool = make_pool(3, cache)
+    table = pool.allocate(2)
+    index_chain(cache, table)
+    pool.release(table)
+    assert (pool.num_free, pool.num_cached) == (3, 2)
+    pool.share(table)
+    assert (pool.num_free, pool.num_cached) == (1, 0)
+    pool.check_integrity([table])
+
+
+def test_never_used_blocks_are_given_before_a_cached_one_is_evicted() -> None:
+    cache = PrefixCache(block_size=1)
+    pool = make_pool(3, cache)
+    table = pool.allocate(1)
+    index_chain(cache, table)
+    pool.release(table)
+    assert set(pool.allocate(2)).isdisjoint(table)
+    assert len(cache) == 1
+    assert pool.allocate(1) == table
+    assert len(cache) == 0
+
+
+def test_the_block_unused_longest_is_evicted_first_and_a_continuation_before_its_beginning() -> None:
+    cache = PrefixCache(block_size=1)
+    pool = make_pool(5, cache)
+    first, second = pool.allocate(3), pool.allocate(2)
+    index_chain(cache, first)
+    index_chain(cache, second, root="other")
+    pool.release(first)
+    pool.release(second)
+    pool.share(first[:1])  # used again, by a prompt that goes on otherwise
+    pool.release(first[:1])
+    assert pool.allocate(5) == [first[2], first[1], second[1], second[0], first[0]]
+
+
+def test_forgetting_frees_what_was_cached() -> None:
+    cache = PrefixCache(block_size=1)
+    pool = make_pool(3, cache)
+    table = pool.allocate(3)
+    index_chain(cache, table)
+    pool.release(table[1:])
+    pool.forget_cached()
+    assert (pool.num_free, pool.num_cached, len(cache)) == (2, 0, 0)
+    pool.check_integrity([table[:1]])
+
+
+def test_integrity_notices_a_cached_block_that_outlives_its_beginning() -> None:
+    cache = PrefixCache(block_size=1)
+    pool = make_pool(2, cache)
+    table = pool.allocate(2)
+    index_chain(cache, table)
+    pool.release(table[:1])
+    pool.release(table[1:])
+    with pytest.raises(InternalError, match="outlives"):
+        pool.check_integrity([])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import grimp
 import pytest
 
-from gristmill.runtime.core.request import Chunk, Request, RequestState
-from gristmill.runtime.core.scheduler import Scheduler, SchedulerConfig
+from gristmill.runtime.core.config import SchedulerConfig
+from gristmill.runtime.core.request import Request, RequestState
+from gristmill.runtime.core.scheduler import Scheduler
+from gristmill.runtime.core.step_plan import Chunk
 from gristmill.runtime.errors import InputError, InternalError, RequestError
 
 
@@ -18,6 +20,8 @@ def make_scheduler(
     max_num_batched_tokens: int = 16,
     max_scored_tokens: int = 128,
     max_waiting: int = 8,
+    max_waiting_tokens: int = 1000,
+    prefix_caching: bool = False,
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
@@ -28,23 +32,27 @@ def make_scheduler(
             max_num_batched_tokens=max_num_batched_tokens,
             max_scored_tokens=max_scored_tokens,
             max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
+            prefix_caching=prefix_caching,
         )
     )
 
 
-def make_request(name: str, length: int, max_tokens: int = 4, *, score: bool = False) -> Request:
-    return Request(name, tuple(range(length)), max_tokens, score_prompt=score)
+def make_request(
+    name: str, length: int, max_tokens: int = 4, *, score: bool = False, priority: int = 0
+) -> Request:
+    return Request(name, tuple(range(length)), max_tokens, score_prompt=score, priority=priority)
 
 
 def run_step(scheduler: Scheduler) -> list[tuple[str, int, int, str]]:
     """Execute one step with token 7 as every answer; returns (id, start, length, logits) of each chunk."""
-    chunks = scheduler.schedule()
+    plan = scheduler.schedule()
     scheduler.check_integrity()
-    scheduler.advance(chunks)
-    for chunk in chunks:
+    scheduler.advance(plan)
+    for chunk in plan.chunks:
         accept_token(scheduler, chunk)
     scheduler.check_integrity()
-    return [(chunk.request.request_id, chunk.start, chunk.length, chunk.logits) for chunk in chunks]
+    return [(chunk.request.request_id, chunk.start, chunk.length, chunk.logits) for chunk in plan.chunks]
 
 
 def accept_token(scheduler: Scheduler, chunk: Chunk) -> None:
@@ -192,8 +200,8 @@ def test_integrity_notices_blocks_beyond_the_tokens() -> None:
     request = make_request("a", 4)
     scheduler.add(request)
     run_step(scheduler)
-    request.block_table += scheduler._pool.allocate(2)
-    with pytest.raises(InternalError, match="beyond its computed tokens"):
+    request.block_table.extend(scheduler._tables.pool.allocate(2))
+    with pytest.raises(InternalError, match="blocks for 4 computed tokens"):
         scheduler.check_integrity()
 
 

@@ -24,7 +24,10 @@ from numpy.typing import NDArray
 from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
 from gristmill.runtime.model_plan import ModelPlan, NormPlan
-from gristmill.runtime.server.run import bind, serve_engines
+from gristmill.runtime.server.listen import bind, url_of
+from gristmill.runtime.server.models import LoadedModel
+from gristmill.runtime.server.service import Load, serve_models
+from gristmill.runtime.server.settings import ServerSettings
 from gristmill.runtime.settings import EngineSettings
 from gristmill.runtime.tokenizer import Tokenizer
 
@@ -57,7 +60,7 @@ class CacheModel:
     """An executor whose only state is the token ids in its paged cache.
 
     A step takes `delay` seconds, waits for `gate` if there is one, and raises
-    if it holds the token `fail_on`.
+    if it holds the token `fail_on`; `on_step` is shown its batch.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class CacheModel:
         delay: float = 0.0,
         gate: threading.Event | None = None,
         fail_on: int | None = None,
+        on_step: Callable[[Sequence[SequenceStep]], None] | None = None,
     ) -> None:
         self.cache = cache
         self.info = ExecutorInfo("cache-model", "float32", cache.dtype)
@@ -87,23 +91,34 @@ class CacheModel:
         self._delay = delay
         self._gate = gate
         self._fail_on = fail_on
+        self._on_step = on_step
         self._tokens = np.full((cache.num_blocks, cache.block_size), -1, np.int64)
 
     def execute(self, batch: Sequence[SequenceStep]) -> NDArray[np.float32]:
         time.sleep(self._delay)
         if self._gate is not None:
             assert self._gate.wait(30)
+        if self._on_step is not None:
+            self._on_step(batch)
         if any(self._fail_on in step.token_ids for step in batch):
             raise RuntimeError("the device is on fire")
-        owned = [block for step in batch for block in step.block_table]
-        assert len(set(owned)) == len(owned), "two sequences write to one block"
+        written = [block for step in batch for block in self._written(step)]
+        assert len(set(written)) == len(written), "two sequences write to one block"
         for step in batch:
             self._write(step)
         rows = [row for step in batch for row in self._logits(step)]
         return np.stack(rows) if rows else np.empty((0, VOCAB_SIZE), np.float32)
 
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            self._tokens[target] = self._tokens[source]
+
     def close(self) -> None:
         self.closed = True
+
+    def _written(self, step: SequenceStep) -> Sequence[int]:
+        size = self.cache.block_size
+        return step.block_table[step.start // size : -(-(step.start + len(step.token_ids)) // size)]
 
     def _write(self, step: SequenceStep) -> None:
         for position, token_id in enumerate(step.token_ids, step.start):
@@ -112,10 +127,29 @@ class CacheModel:
 
     def _logits(self, step: SequenceStep) -> list[NDArray[np.float32]]:
         end = step.start + len(step.token_ids)
-        tokens = self._tokens[list(step.block_table)].reshape(-1)[:end].tolist()
-        assert -1 not in tokens, "a position was read before it was written"
+        read = self._tokens[list(step.block_table)].reshape(-1)[:end]
+        assert (read != -1).all(), "a position was read before it was written"
         first = end - step.num_logit_rows
+        tokens = read.tolist() if first < end else []
         return [self._rule(tokens[: position + 1]) for position in range(first, end)]
+
+
+class WorkClock:
+    """A clock that only steps move, each by its work; `steps` are their seconds.
+
+    5 milliseconds a step, 0.4 a token and 1 for 1,000 pairs of tokens that attention looks at.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+
+    def __call__(self) -> float:
+        return sum(self.steps)
+
+    def work(self, batch: Sequence[SequenceStep]) -> None:
+        sizes = [(step.start, len(step.token_ids)) for step in batch]
+        pairs = sum(length * (start + length / 2) for start, length in sizes)
+        self.steps.append(5e-3 + 4e-4 * sum(length for _, length in sizes) + 1e-6 * pairs)
 
 
 def byte_alphabet() -> list[str]:
@@ -186,14 +220,24 @@ def make_engine(byte_tokenizer: Tokenizer) -> Callable[..., LLMEngine]:
         delay: float = 0.0,
         gate: threading.Event | None = None,
         fail_on: int | None = None,
+        work_clock: WorkClock | None = None,
+        on_step: Callable[[Sequence[SequenceStep]], None] | None = None,
         tokenizer: Tokenizer = byte_tokenizer,
         **settings: Any,
     ) -> LLMEngine:
         cache = KVCacheConfig(num_blocks, block_size, "float32")
-        model = CacheModel(RULES[rule], cache, delay=delay, gate=gate, fail_on=fail_on)
-        return LLMEngine(model, tokenizer, EngineSettings(compute="float32", **settings))
+        shown = on_step if work_clock is None else work_clock.work
+        model = CacheModel(RULES[rule], cache, delay=delay, gate=gate, fail_on=fail_on, on_step=shown)
+        clock = time.perf_counter if work_clock is None else work_clock
+        return LLMEngine(model, tokenizer, EngineSettings(compute="float32", **settings), clock=clock)
 
     return make
+
+
+@pytest.fixture
+def work_clock() -> WorkClock:
+    """Time that only work takes, for one engine."""
+    return WorkClock()
 
 
 @pytest.fixture(scope="session")
@@ -220,16 +264,25 @@ def byte_model_folder(tmp_path: Path) -> Path:
 
 
 class ServerThread:
-    """A real server on a thread of its own; `url` is its base address, `stop` begins the drain."""
+    """A real server on a thread of its own.
 
-    def __init__(self, engines: dict[str, LLMEngine], grace_seconds: float) -> None:
+    `url` is its base address, `stop` begins the drain, `error` is what ended it, if anything did.
+    """
+
+    def __init__(self, load: Load, settings: ServerSettings, options: dict[str, Any]) -> None:
         self._listener = bind("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._engines = engines
-        self._grace_seconds = grace_seconds
+        self.url = url_of(self._listener)
+        self.error: BaseException | None = None
+        self._load = load
+        self._settings = settings
+        self._options = options
+        self._started = threading.Event()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
+        assert self._started.wait(10)
+
+    def wait_until_ready(self) -> None:
         assert self._ready.wait(10)
 
     def stop(self) -> None:
@@ -240,22 +293,41 @@ class ServerThread:
         self._thread.join(30)
         assert not self._thread.is_alive(), "the server did not end"
 
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            self.error = error
+
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        await serve_engines(
-            self._engines,
+        self._started.set()
+        await serve_models(
+            self._load,
             self._listener,
             self._stop,
+            self._settings,
             on_ready=self._ready.set,
-            grace_seconds=self._grace_seconds,
+            **self._options,
         )
 
 
 @contextmanager
-def running_server(grace_seconds: float = 10.0, **engines: LLMEngine) -> Iterator[ServerThread]:
-    server = ServerThread(engines, grace_seconds)
+def running_server(
+    grace_seconds: float = 10.0,
+    settings: ServerSettings | None = None,
+    options: dict[str, Any] | None = None,
+    load: Load | None = None,
+    **engines: LLMEngine,
+) -> Iterator[ServerThread]:
+    """A ready server for engines by model id, or one that is not waited for with a `load` of its own."""
+    loaded = [LoadedModel(name, engine) for name, engine in engines.items()]
+    settings = settings or ServerSettings(grace_seconds=grace_seconds)
+    server = ServerThread(load or (lambda tell: loaded), settings, options or {})
     try:
+        if load is None:
+            server.wait_until_ready()
         yield server
     finally:
         server.stop()

@@ -13,7 +13,8 @@ from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.errors import InternalError, RequestError
 from gristmill.runtime.outputs import FinishReason
 from gristmill.runtime.sampling.params import SamplingParams
-from gristmill.runtime.server.metrics import Metrics, ModelMetrics
+from gristmill.runtime.server.metrics import Metrics
+from gristmill.runtime.server.observer import ModelObserver
 
 MakeEngine = Callable[..., LLMEngine]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -78,13 +79,13 @@ def test_the_bound_counts_what_the_thread_has_not_seen_yet(make_engine: MakeEngi
 
 def test_finished_requests_leave_nothing_behind(make_engine: MakeEngine) -> None:
     async def main() -> None:
-        metrics = ModelMetrics(Metrics(), "m")
-        engine = AsyncEngine(make_engine(), metrics)
+        observer = ModelObserver(Metrics(), "m")
+        engine = AsyncEngine(make_engine(), observer)
         request = engine.engine.prepare("x", SamplingParams(n=2, max_tokens=3))
         for index in range(3):
             await read(engine.submit(str(index), [request, request]))
         assert not engine._streams
-        assert not metrics._timings
+        assert not observer.num_open
         assert engine.stats().num_waiting == 0
         await engine.close()
 

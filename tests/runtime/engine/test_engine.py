@@ -186,7 +186,9 @@ def test_scoring_alone_generates_nothing(make_engine: MakeEngine) -> None:
 def test_prompt_logprobs_survive_a_preemption(make_engine: MakeEngine) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     expected = generate(make_engine(), "x" * 20, params).prompt_logprobs
-    engine = make_engine(num_blocks=8, block_size=4, max_num_batched_tokens=16, max_scored_tokens=1)
+    engine = make_engine(
+        num_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, max_scored_tokens=1
+    )
     engine.add_request("old", engine.prepare("y", SamplingParams(max_tokens=30, ignore_eos=True)))
     engine.add_request("r", engine.prepare("x" * 20, params))
     deltas = run(engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.errors import InputError, OutsideError
-from gristmill.runtime.memory import FreeMemory, MemoryPlan, free_memory, plan_memory
+from gristmill.runtime.memory import FreeMemory, MemoryPlan, free_memory, largest_processes, plan_memory
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import EngineSettings
 
@@ -63,6 +64,23 @@ def test_one_context_may_take_all_that_is_left(plan: ModelPlan) -> None:
     assert size(plan, needed, max_num_seqs=8).num_blocks == whole.num_blocks
 
 
+def test_the_cache_is_at_most_4_gib_unless_asked_for(plan: ModelPlan) -> None:
+    assert size(plan, 64_000, max_num_seqs=1000).cache == 4096 * MIB
+    assert size(plan, 64_000, max_num_seqs=1000, kv_cache_bytes=6000 * MIB).cache == 6000 * MIB
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_one_that_does(plan: ModelPlan) -> None:
+    with pytest.raises(InputError, match="the cache that was asked for does not fit") as caught:
+        size(plan, 1000, kv_cache_bytes=900 * MIB)
+    fits = int(re.findall(r"--kv-cache-memory (\d+)MiB would fit", str(caught.value))[0])
+    assert size(plan, 1000, kv_cache_bytes=fits * MIB).cache == fits * MIB
+
+
+def test_scored_prompts_are_counted(plan: ModelPlan) -> None:
+    more = size(plan, 8000, max_scored_tokens=1128).work - size(plan, 8000, max_scored_tokens=128).work
+    assert more >= 1000 * 1000 * 4  # positions, vocabulary, bytes of a float32
+
+
 def test_the_users_cache_size_is_held(plan: ModelPlan) -> None:
     assert size(plan, 8000, max_num_seqs=64, kv_cache_bytes=20 * MIB).cache == 20 * MIB
 
@@ -110,6 +128,38 @@ def test_a_context_longer_than_the_models_is_refused(plan: ModelPlan) -> None:
         size(plan, 8000, max_model_len=1025)
 
 
+@pytest.mark.parametrize(
+    "limit", [{"memory_bytes": 450 * MIB, "max_num_seqs": 4}, {"kv_cache_bytes": MIB}, {"max_num_seqs": 64}]
+)
+def test_each_option_that_the_error_names_fits(plan: ModelPlan, limit: dict[str, int]) -> None:
+    """With the user's own limit, a cache too small, and a machine with too little."""
+    free = (
+        8000
+        if {"memory_bytes", "kv_cache_bytes"} & set(limit)
+        else size(plan, 8000, **limit).work // MIB + 204
+    )
+    with pytest.raises((InputError, OutsideError)) as caught:
+        size(plan, free, **limit)
+    names = {
+        "--memory": "memory_bytes",
+        "--kv-cache-memory": "kv_cache_bytes",
+        "--max-model-len": "max_model_len",
+    }
+    options = re.findall(r"(--[\w-]+) (\d+)(MiB)?", str(caught.value))
+    assert options
+    for name, value, unit in options:
+        chosen = limit | {names[name]: int(value) * (MIB if unit else 1)}
+        assert size(plan, free, **chosen).num_blocks > 0
+
+
+def test_the_largest_processes_are_named_without_this_one() -> None:
+    found = largest_processes(1000)
+    sizes = [process.resident for process in found]
+    assert sizes == sorted(sizes, reverse=True)
+    assert psutil.Process().pid not in {process.pid for process in found}
+    assert psutil.Process().ppid() in {process.pid for process in found}
+
+
 def test_the_table_adds_up(plan: ModelPlan) -> None:
     lines = size(plan, 8000, max_num_seqs=4).lines()
     values = [int(line.split(" MiB")[0].split()[-1].replace(",", "")) for line in lines]
@@ -131,6 +181,13 @@ def test_free_memory_honours_the_containers_limit(tmp_path: Path, limit_file: st
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{value}\n")
     assert free_memory(tmp_path) == FreeMemory(30 * MIB, "left of the container's limit")
+
+
+def test_idle_pages_of_files_are_free(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text(f"{50 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{45 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\nfile 9\ninactive_file {30 * MIB}\nactive_file 4\n")
+    assert free_memory(tmp_path).size == 35 * MIB
 
 
 def test_a_container_without_a_limit_changes_nothing(tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ def test_health_tells_that_an_engine_is_gone(
         monkeypatch.setattr(dying, name, lambda *args: 1 / 0)
     assert post(server.url).status_code == 500
     wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
-    assert httpx.get(f"{server.url}/health").json() == {"status": "unhealthy", "models": ["m"]}
+    health = httpx.get(f"{server.url}/health").json()
+    assert health == {"status": "unhealthy", "models": {"m": {"status": "dead"}}}
     assert post(server.url).status_code == 503
     assert post(server.url, model="other").status_code == 200
 
@@ -177,4 +178,4 @@ def test_requests_beyond_the_grace_period_are_ended_properly(
         received = events(running.result())
     assert time.monotonic() - started < 2.0
     assert received[-1] == "[DONE]"
-    assert received[-2]["choices"][0]["finish_reason"] == "abort"
+    assert received[-2]["error"]["code"] == "shutting_down"

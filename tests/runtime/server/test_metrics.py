@@ -1,10 +1,11 @@
-"""/metrics and /health: the counters add up to what clients were told."""
+"""/metrics: the counters add up to what clients were told."""
 
 from __future__ import annotations
 
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -98,6 +99,58 @@ def test_aborted_answers_are_counted_and_gauges_return_to_zero(
     assert found["kv_cache_usage_perc"] == 0
 
 
-def test_health_is_ok_while_engines_live(make_engine: MakeEngine, serve: Callable[..., Any]) -> None:
-    response = httpx.get(f"{serve(m=make_engine()).url}/health")
-    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+def test_times_of_an_answer_add_up(make_engine: MakeEngine, serve: Callable[..., Any]) -> None:
+    server = serve(m=make_engine("parrot", delay=0.005))
+    body = {"model": "m", "prompt": "hello\n", "temperature": 0, "max_tokens": 20}
+    for _ in range(3):
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+    found = scrape(server.url)
+    parts = ("request_queue_time", "request_prefill_time", "request_decode_time")
+    assert all(found[f"{part}_seconds_count"] == 3 for part in parts)
+    total = sum(found[f"{part}_seconds_sum"] for part in parts)
+    assert abs(total - found["e2e_request_latency_seconds_sum"]) < 1e-6
+    assert found["request_time_per_output_token_seconds_count"] == 3
+    assert found["request_prompt_tokens_sum"] == 3 * 6
+    assert found["request_generation_tokens_sum"] == found["generation_tokens_total"] == 3 * 6
+
+
+def test_the_prefix_cache_counts_what_it_was_asked_and_found(
+    make_engine: MakeEngine, serve: Callable[..., Any]
+) -> None:
+    server = serve(m=make_engine("parrot"))
+    body = {"model": "m", "prompt": "hello again\n", "temperature": 0, "max_tokens": 20}
+    for _ in range(2):
+        httpx.post(f"{server.url}/v1/completions", json=body)
+    found = scrape(server.url)
+    assert 0 < found["prefix_cache_hits_total"] < found["prefix_cache_queries_total"]
+    assert found["num_cached_blocks"] > 0
+
+
+def test_outcomes_add_up_with_what_was_refused(make_engine: MakeEngine, serve: Callable[..., Any]) -> None:
+    server = serve(m=make_engine("parrot", max_num_seqs=1, max_waiting=1, delay=0.01))
+    body = {"model": "m", "prompt": "hello\n", "temperature": 0, "max_tokens": 20}
+    bodies = [body] * 12 + [body | {"temperature": -1}, body | {"model": "other"}]
+    with ThreadPoolExecutor(14) as pool:
+        answers = list(pool.map(lambda b: httpx.post(f"{server.url}/v1/completions", json=b), bodies))
+    text = httpx.get(f"{server.url}/metrics").text
+    counted = {
+        (status, code): int(float(value))
+        for code, status, value in re.findall(
+            r'^gristmill:http_requests_total\{code="(\w*)",handler="completions",status="(\d+)"\} (\S+)$',
+            text,
+            re.MULTILINE,
+        )
+    }
+    received = Counter(
+        (str(answer.status_code), answer.headers.get("x-error-code", "")) for answer in answers
+    )
+    assert counted == received
+    assert {("400", "invalid_value"), ("404", "model_not_found"), ("429", "queue_full")} <= set(counted)
+    found = scrape(server.url)
+    assert found["request_accepted_total"] == received["200", ""] == found["stop"]
+
+
+def test_the_process_tells_its_memory(make_engine: MakeEngine, serve: Callable[..., Any]) -> None:
+    text = httpx.get(f"{serve(m=make_engine()).url}/metrics").text
+    resident = re.findall(r"^process_resident_memory_bytes (\S+)$", text, re.MULTILINE)
+    assert float(resident[0]) > 1 << 20

@@ -18,16 +18,20 @@ import pytest
 
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import InputError, ListenError
-from gristmill.runtime.server.run import bind, run_server
+from gristmill.runtime.server.listen import bind
+from gristmill.runtime.server.run import run_server
+from gristmill.runtime.server.settings import ServerSettings
 
 SCRIPT = """
 import sys
 from pathlib import Path
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.server.run import run_server
+from gristmill.runtime.server.settings import ServerSettings
 from gristmill.runtime.settings import EngineSettings
 folders = [EngineFolder(name, "reference", Path(sys.argv[1]), Path(sys.argv[1])) for name in sys.argv[2:]]
-run_server(folders, port=0, settings=EngineSettings(max_num_seqs=8), json_ready="twin" not in sys.argv)
+settings = EngineSettings(max_num_seqs=8)
+run_server(folders, settings, ServerSettings(port=0), json_ready="twin" not in sys.argv)
 """
 
 
@@ -118,19 +122,19 @@ def test_a_busy_port_is_said_before_anything_is_loaded(folder: EngineFolder) -> 
         with pytest.raises(
             ListenError, match=f"can't listen at 127.0.0.1:{port}; found Address already in use"
         ):
-            run_server([folder], port=port)
+            run_server([folder], server=ServerSettings(port=port))
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_a_number_that_is_no_port_is_the_users_error(folder: EngineFolder, port: int) -> None:
     with pytest.raises(InputError, match="expected 0 to 65535"):
-        run_server([folder], port=port)
+        run_server([folder], server=ServerSettings(port=port))
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.1"])
 def test_a_host_that_is_not_here_is_said(folder: EngineFolder, host: str) -> None:
     with pytest.raises(ListenError, match=host):
-        run_server([folder], host=host)
+        run_server([folder], server=ServerSettings(host=host))
 
 
 def test_port_0_takes_a_free_one() -> None:
@@ -140,9 +144,9 @@ def test_port_0_takes_a_free_one() -> None:
 
 def test_one_name_for_two_models_is_refused(folder: EngineFolder) -> None:
     with pytest.raises(InputError, match="each name once"):
-        run_server([folder, folder], port=0)
+        run_server([folder, folder], server=ServerSettings(port=0))
 
 
 def test_no_model_is_refused() -> None:
     with pytest.raises(InputError, match="found none"):
-        run_server([], port=0)
+        run_server([], server=ServerSettings(port=0))

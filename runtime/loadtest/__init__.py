@@ -1,0 +1,1 @@
+"""Load on any OpenAI-compatible server: workloads, a cheap client, what it measured, comparisons."""

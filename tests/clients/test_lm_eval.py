@@ -1,0 +1,86 @@
+"""lm-evaluation-harness by local-completions: its log likelihoods are our own engine's numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import gristmill
+from gristmill.runtime.tokenizer import load_tokenizer
+from tests.clients.conftest import RunClient, RunningServer
+from tests.command_line import CommandLine
+
+QUESTIONS = [f"The miller has {count} sacks of" for count in range(4)]
+CHOICES = ["flour", "stones and water", "bread"]
+
+
+def _write_task(folder: Path) -> None:
+    rows = ({"question": question, "choices": CHOICES, "answer": 0} for question in QUESTIONS)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": "sacks",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "answer",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (folder / "sacks.yaml").write_text(yaml.safe_dump(task))
+
+
+def _own_scores(built: CommandLine, tokenizer_folder: Path) -> dict[tuple[str, str], float]:
+    """The sum of the log probabilities of each choice after each question, by the engine itself."""
+    tokenizer = load_tokenizer(tokenizer_folder)
+    pairs = [(question, choice) for question in QUESTIONS for choice in CHOICES]
+    prompts = [
+        tokenizer.encode(f"{question} {choice}", add_special_tokens=False) for question, choice in pairs
+    ]
+    params = gristmill.SamplingParams(max_tokens=0, prompt_logprobs=0)
+    with gristmill.LLM("tiny", store=built.store) as llm:
+        outputs = llm.generate(prompts, params)
+    scores: dict[tuple[str, str], float] = {}
+    for (question, choice), output in zip(pairs, outputs, strict=True):
+        begin = len(tokenizer.encode(question, add_special_tokens=False))
+        entries = (output.prompt_logprobs or ())[begin:]
+        scores[question, choice] = sum(entry.logprob for entry in entries if entry is not None)
+    return scores
+
+
+@pytest.mark.timeout(900)
+def test_log_likelihoods_are_the_engine_s_own(
+    built: CommandLine, server: RunningServer, run_client: RunClient, tmp_path: Path
+) -> None:
+    _write_task(tmp_path)
+    model = {
+        "model": "tiny",
+        "base_url": f"{server.url}/v1/completions",
+        "num_concurrent": 4,
+        "tokenized_requests": True,
+        "tokenizer_backend": "huggingface",
+        "tokenizer": server.tokenizer,
+        "max_length": 512,
+    }
+    run_client(
+        "lm-eval",
+        "lm_eval",
+        [
+            *("--model", "local-completions", "--tasks", "sacks", "--include_path", tmp_path),
+            *("--model_args", ",".join(f"{key}={value}" for key, value in model.items())),
+            *("--output_path", tmp_path / "out", "--log_samples"),
+        ],
+    )
+    (samples,) = (tmp_path / "out").rglob("samples_sacks_*.jsonl")
+    rows: list[dict[str, Any]] = [json.loads(line) for line in samples.read_text().splitlines()]
+    found = {
+        (row["doc"]["question"], choice): float(score)
+        for row in rows
+        for choice, (score, _) in zip(CHOICES, row["filtered_resps"], strict=True)
+    }
+    assert found == pytest.approx(_own_scores(built, server.tokenizer), abs=1e-4)
