@@ -7,13 +7,16 @@ SANITIZED := build/sanitize
 SANITIZER = PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
 
-.PHONY: demo test check sanitize soak format bench-control bench-engine bench-peers bench-quality bench-serving bench-start clean
+.PHONY: demo test test-clients check sanitize soak format bench-control bench-engine bench-peers bench-quality bench-serving bench-start clean
 
 demo: $(READY)  ## build the demo model, serve it, ask one question
 	$(PY) -m gristmill.cli.demo
 
 test: $(READY)  ## the whole test suite
 	$(PY) -m pytest -q
+
+test-clients: $(READY)  ## guidellm and aiperf against a real server; installed under build/clients once
+	$(PY) -m pytest -q -m load_generators tests/clients
 
 check: $(READY)  ## format, lint, types
 	$(VENV)/bin/ruff format --check .
@@ -29,8 +32,10 @@ sanitize: $(READY) $(SANITIZED)-temp/.ready  ## the C++ code under the address a
 	    tests/runtime/executors/native/test_refusals.py \
 	    "tests/runtime/executors/native/test_batch_invariance.py::test_no_schedule_changes_a_bit_on_any_instruction_set"
 
-soak: $(READY)  ## a million simulated steps of the scheduler; ARGS="--steps N --seed S"
+soak: $(READY)  ## a million simulated steps (ARGS="--steps N --seed S"), REQUESTS to a server, MINUTES under load
 	$(PY) -m tests.simulation.soak $(ARGS)
+	GRISTMILL_SOAK_REQUESTS=$(or $(REQUESTS),10000) GRISTMILL_SOAK_MINUTES=$(or $(MINUTES),30) \
+	    $(PY) -m pytest -q -s tests/cases/test_soak_cases.py
 
 format: $(READY)  ## format and fix what can be fixed
 	$(VENV)/bin/ruff format .

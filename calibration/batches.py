@@ -9,7 +9,10 @@ import torch
 
 from gristmill.runtime.errors import PromptError
 
-__all__ = ["Batch", "make_batches", "sampling_interval"]
+__all__ = ["BATCH_TOKENS", "Batch", "make_batches", "sampling_interval"]
+
+BATCH_TOKENS = 2048
+"""Tokens that go through a block at once, padding included, unless one sequence has more."""
 
 _SAMPLE_TOKENS = 8192
 _LARGEST_INTERVAL = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gristmill.calibration.batches import BATCH_TOKENS
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan
 
 __all__ = ["walk_memory"]
@@ -17,7 +18,7 @@ def walk_memory(
     tokens: int,
     compute: Literal["bfloat16", "float32"],
     *,
-    batch_tokens: int = 2048,
+    batch_tokens: int = BATCH_TOKENS,
     follow_original: bool = True,
 ) -> int:
     """An upper bound of the bytes a `BlockWalk` over `tokens` tokens, padding included, holds at once.

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from gristmill.calibration.batches import make_batches, sampling_interval
+from gristmill.calibration.batches import BATCH_TOKENS, make_batches, sampling_interval
 from gristmill.calibration.blocks import load_tensor
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.step import BlockStep
@@ -46,7 +46,7 @@ class BlockWalk:
         sequences: Sequence[Sequence[int]],
         *,
         compute: Literal["bfloat16", "float32"] = "bfloat16",
-        batch_tokens: int = 2048,
+        batch_tokens: int = BATCH_TOKENS,
         sample_every: int = 4,
         follow_original: bool = True,
     ) -> None:

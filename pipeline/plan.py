@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gristmill.calibration.batches import BATCH_TOKENS
 from gristmill.calibration.memory import walk_memory
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.model import BuildModel
@@ -57,7 +58,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """An upper estimate from shapes alone; nothing is loaded. `engines` counts those beside the reference."""
     tokens = samples.tokens if samples is not None else 0
-    quantize = _quantize(model.plan, tokens, follow_original=settings.correct_drift)
+    quantize = _quantize(model.plan, tokens, settings)
     return MemoryPlan(quantize, _validate(model.plan, held_out, engines))
 
 
@@ -73,12 +74,15 @@ def require_memory(plan: MemoryPlan, limit: int | None) -> None:
         raise OutsideError(f"memory {free.source}", found=_gb(free.size), expected=_gb(plan.total), hint=hint)
 
 
-def _quantize(plan: ModelPlan, tokens: int, *, follow_original: bool) -> int:
-    """The walk's states, blocks and statistics, and the largest group's work in float32."""
+def _quantize(plan: ModelPlan, tokens: int, settings: QuantizeSettings) -> int:
+    """The walk's states, blocks and statistics, and the largest block's work in float32."""
     if tokens == 0:
         return 3 * max(map(_block_weights, plan.layers), default=0) * _FLOAT
-    walk = walk_memory(plan, tokens, walk_compute(plan), follow_original=follow_original)
-    return walk + max(map(_method_work, plan.layers), default=0)
+    walk = walk_memory(plan, tokens, walk_compute(plan), follow_original=settings.follow_original)
+    work = [_method_work(layer) for layer in plan.layers]
+    if settings.method == "signround":
+        work += [_learning_work(plan, layer, min(tokens, BATCH_TOKENS)) for layer in plan.layers]
+    return walk + max(work, default=0)
 
 
 def _block_weights(layer: LayerPlan) -> int:
@@ -89,6 +93,19 @@ def _method_work(layer: LayerPlan) -> int:
     """Float32 copies of one group's weights while it is searched and rounded, and of its Hessian."""
     sizes = [(group[0].in_features, sum(part.out_features for part in group)) for group in layer.input_groups]
     return _FLOAT * max(10 * size * rows + 4 * size * size for size, rows in sizes)
+
+
+def _learning_work(plan: ModelPlan, layer: LayerPlan, tokens: int) -> int:
+    """What is kept for each weight while it learns, and one batch's activations and their gradients.
+
+    A weight has a value, two moments and a gradient in float32, the served
+    weight and its gradient, three codes (first, start of the step, best), and
+    passing copies of the largest linear.
+    """
+    largest = max(linear.in_features * linear.out_features for linear in layer.linears)
+    weights = (6 * _FLOAT + 3) * _block_weights(layer) + 6 * _FLOAT * largest
+    widths = 12 * plan.hidden_size + 3 * sum(linear.out_features for linear in layer.linears)
+    return weights + 2 * tokens * widths * _FLOAT
 
 
 def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int) -> int:

@@ -98,8 +98,8 @@ class SignRoundSettings(BaseModel):
 
     model_config = _CONFIG
 
-    iterations: int = Field(default=200, ge=1, le=10_000, description="training steps a block")
-    learning_rate: float = Field(default=0.02, ge=0, le=1, description="first step of a weight, in codes")
+    iterations: int = Field(default=150, ge=1, le=10_000, description="training steps a block")
+    learning_rate: float = Field(default=0.01, ge=0, le=1, description="first step of a weight, in codes")
     scale_learning_rate: float = Field(default=0.002, ge=0, le=1, description="first step of a scale's gain")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,13 +38,14 @@ def load_engine(
     """Load a verified folder and prove it against its golden prompts.
 
     `free` is the memory that it may use, by default what is free now; `report`
-    receives the memory plan and what was loaded, line by line, `on_plan` the plan itself. Raises
-    UnsupportedError for a target or number format that can't be executed,
+    receives the memory plan, what was loaded and where the time went, line by line,
+    `on_plan` the plan itself. Raises UnsupportedError for a target or number format that can't be executed,
     InputError or OutsideError (with the numbers) when memory does not suffice,
     IntegrityError when the engine does not give the recorded logits.
     """
     settings = settings or EngineSettings()
     tell = report or (lambda line: None)
+    phases = _Phases()
     opened = open_engine(folder)
     settings, options = opened.modes.choose(settings)
     memory = plan_memory(opened.plan, opened.weight_bytes(options.compute), settings, free or free_memory())
@@ -52,14 +54,20 @@ def load_engine(
     if on_plan is not None:
         on_plan(memory)
     cache = KVCacheConfig(memory.num_blocks, memory.block_size, settings.kv_dtype)
+    phases.end("engine file and plan")
     with ThreadPoolExecutor(1) as beside:  # the proof needs no Python; a large vocabulary takes as long
         reading = beside.submit(load_tokenizer, folder.checkpoint)
         executor = opened.load(cache, options)
+        phases.end("weights and cache")
         try:
             tell(_describe(folder.name, executor.info, memory.max_model_len))
             if folder.golden:
                 tell(_prove(executor, folder, settings))
-            return LLMEngine(executor, reading.result(), settings)
+                phases.end("proof")
+            engine = LLMEngine(executor, reading.result(), settings)
+            phases.end("tokenizer")
+            tell(f"{folder.name}: {phases.line()}")
+            return engine
         except BaseException:
             executor.close()
             raise
@@ -200,6 +208,24 @@ class LLM:
                 logprobs=request.params.logprobs is not None,
             )
             self._engine.add_request(request_id, request)
+
+
+class _Phases:
+    """Where the time of a start goes."""
+
+    def __init__(self) -> None:
+        self._begun = self._last = time.monotonic()
+        self._parts: list[str] = []
+
+    def end(self, name: str) -> None:
+        """The phase since the last one has ended."""
+        now = time.monotonic()
+        self._parts.append(f"{name} {now - self._last:.2f} s")
+        self._last = now
+
+    def line(self) -> str:
+        """All phases and their sum."""
+        return f"loaded in {self._last - self._begun:.2f} s: {', '.join(self._parts)}"
 
 
 def _params_for(

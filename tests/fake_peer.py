@@ -29,6 +29,7 @@ class FakePeer:
     tells_usage: bool = True
     key: str | None = None
     keep_alive: bool = True
+    idle_seconds: float | None = None
     longest_answer: int = 1000
     delay: float = 0.0
     faults: list[str] = field(default_factory=list)
@@ -63,6 +64,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     peer: FakePeer
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that hang up."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
@@ -72,6 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.peer.connections += 1
         self.protocol_version = "HTTP/1.1" if self.peer.keep_alive else "HTTP/1.0"
         super().setup()
+        self.connection.settimeout(self.peer.idle_seconds)
 
     def do_GET(self) -> None:
         if self.peer.key is not None and self.headers.get("Authorization") != f"Bearer {self.peer.key}":

@@ -46,8 +46,8 @@ class SignRoundSettings:
     scale_learning_rate  the same for scales, as a part of a scale
     """
 
-    iterations: int = 200
-    learning_rate: float = 0.02
+    iterations: int = 150
+    learning_rate: float = 0.01
     scale_learning_rate: float = 0.002
 
     def __post_init__(self) -> None:

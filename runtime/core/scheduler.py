@@ -238,10 +238,15 @@ class Scheduler:
         readers = self._readers(decodes)
         in_flight = self._blocks_in_flight(readers, tokens)
         left: list[Request] = []
+        wants_ahead: dict[int, list[int]] = {}  # by priority, until somebody enters
         for request in list(self._waiting):
             if any(victim.order < request.order for victim in left):  # it waits before this one now
                 break
-            wants = [other.num_remaining for other in readers if other.priority <= request.priority]
+            if request.priority not in wants_ahead:
+                wants_ahead[request.priority] = [
+                    other.num_remaining for other in readers if other.priority <= request.priority
+                ]
+            wants = wants_ahead[request.priority]
             if num_readers([*wants, 1], tokens) <= len(wants):
                 break
             self._tables.look_up(request)
@@ -255,6 +260,7 @@ class Scheduler:
             left += victims
             copies += self._enter(request)
             readers = self._readers(decodes)
+            wants_ahead.clear()
             in_flight[self._tables.upcoming(request)] = request.priority
         return copies
 
@@ -295,7 +301,10 @@ class Scheduler:
 
         def in_time(budget: int) -> bool:
             shares = share_tokens(readers, wants, budget)
-            parts = [(r.num_computed, share, 0) for r, share in zip(readers, shares, strict=True)]
+            parts = [
+                (reader.num_computed, share, share if reader.score_prompt else 0)
+                for reader, share in zip(readers, shares, strict=True)
+            ]
             return self._cost.predict(decode_work.plus(parts)) <= self._config.itl_target
 
         if decode_work.decodes and readers:

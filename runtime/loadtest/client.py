@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gristmill.runtime.loadtest.http import Connection, Endpoint, HttpError
+from gristmill.runtime.loadtest.http import Connection, Endpoint, HttpError, NoAnswerError, Receive
 from gristmill.runtime.loadtest.records import Record
 
 __all__ = ["CompletionClient", "Prompt", "error_message"]
@@ -61,12 +61,11 @@ class CompletionClient:
 
     async def ask(self, method: str, path: str, fields: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
         """Status and body of a request that is not measured. Raises HttpError, OSError, TimeoutError."""
+        pieces: list[bytes] = []
         body = b"" if fields is None else json.dumps(fields).encode()
         async with asyncio.timeout(self.timeout):
-            connection, status = await self._send(method, path, body)
-            data = await connection.body()
-        self._give_back(connection)
-        return status, data
+            status = await self._exchange(method, path, body, lambda _, piece: pieces.append(piece))
+        return status, b"".join(pieces)
 
     def close(self) -> None:
         """Hang up."""
@@ -74,41 +73,39 @@ class CompletionClient:
             self._idle.pop().close()
 
     async def _stream(self, body: bytes, record: Record) -> None:
-        connection, status = await self._send("POST", "/v1/completions", body)
-        try:
-            if status != 200:
-                record.error, record.detail = f"http {status}", error_message(await connection.body())
-            else:
-                await _read_events(connection, record)
-        except BaseException:
-            connection.close()  # the rest of this answer must not become the next one's
-            raise
-        self._give_back(connection)
+        events, refusal = _Events(record), bytearray()
 
-    async def _send(self, method: str, path: str, body: bytes) -> tuple[Connection, int]:
-        """Send on a kept connection, on a new one if the server has closed it meanwhile."""
+        def receive(status: int, piece: bytes) -> None:
+            if status == 200:
+                events.feed(piece)
+            else:
+                refusal.extend(piece)
+
+        status = await self._exchange("POST", "/v1/completions", body, receive)
+        if status == 200:
+            events.end()
+        else:
+            record.error, record.detail = f"http {status}", error_message(bytes(refusal))
+
+    async def _exchange(self, method: str, path: str, body: bytes, receive: Receive) -> int:
+        """One request on a kept connection, on a new one if the server has closed it meanwhile."""
         headers = {"Content-Type": "application/json"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        while True:
-            connection = self._idle.pop() if self._idle else await Connection.open(self.endpoint)
-            try:
-                connection.send(method, path, body, headers)
-                return connection, await connection.status()
-            except (HttpError, OSError):
-                connection.close()
-                if not connection.used:
-                    raise
-            except BaseException:
-                connection.close()
+        while self._idle and not self._idle[-1].alive:
+            self._idle.pop()
+        connection = self._idle.pop() if self._idle else await Connection.open(self.endpoint)
+        try:
+            status = await connection.exchange(method, path, body, headers, receive)
+        except NoAnswerError:
+            if not connection.used:
                 raise
-
-    def _give_back(self, connection: Connection) -> None:
+            return await self._exchange(method, path, body, receive)  # it was closed as we wrote
         if connection.alive:
-            connection.used = True
             self._idle.append(connection)
         else:
             connection.close()
+        return status
 
 
 def error_message(body: bytes) -> str:
@@ -122,38 +119,42 @@ def error_message(body: bytes) -> str:
         return text[:200]
 
 
-async def _read_events(connection: Connection, record: Record) -> None:
-    ended = False
-    async for event in _events(connection):
-        if event == _DONE:
-            ended = True
-        else:
-            _read_event(json.loads(event), record)
-    if record.error is None and not ended:
-        record.error, record.detail = "stream broken", "it ended without [DONE]"
-    elif record.error is None and record.first is None:
-        record.error, record.detail = "no text", "the answer was empty"
+class _Events:
+    """Reads server-sent events into a record; comments and fields other than data are skipped."""
 
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._rest = b""
+        self._done = False
 
-async def _events(connection: Connection) -> AsyncIterator[bytes]:
-    """The data of each server-sent event; comments and other fields are skipped."""
-    rest = b""
-    async for piece in connection.pieces():
-        *lines, rest = (rest + piece).split(b"\n")
+    def feed(self, piece: bytes) -> None:
+        """Read on. Raises ValueError for data that is no JSON."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                yield line[5:].strip()
+                self._read(line[5:].strip())
 
+    def end(self) -> None:
+        """The answer is over: it must have ended well and said something."""
+        record = self._record
+        if record.error is None and not self._done:
+            record.error, record.detail = "stream broken", "it ended without [DONE]"
+        elif record.error is None and record.first is None:
+            record.error, record.detail = "no text", "the answer was empty"
 
-def _read_event(event: dict[str, Any], record: Record) -> None:
-    if (error := event.get("error")) is not None:
-        record.error = "error in the stream"
-        record.detail = str(error.get("message", error) if isinstance(error, dict) else error)
-    if (usage := event.get("usage")) is not None:
-        record.counted = True
-        record.prompt_tokens = usage.get("prompt_tokens", 0)
-        record.output_tokens = usage.get("completion_tokens", 0)
-        record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    for choice in event.get("choices") or ():
-        if choice.get("text"):
-            record.text_at(time.perf_counter())
+    def _read(self, data: bytes) -> None:
+        if data == _DONE:
+            self._done = True
+            return
+        event, record = json.loads(data.decode()), self._record
+        if (error := event.get("error")) is not None:
+            record.error = "error in the stream"
+            record.detail = str(error.get("message", error) if isinstance(error, dict) else error)
+        if (usage := event.get("usage")) is not None:
+            record.counted = True
+            record.prompt_tokens = usage.get("prompt_tokens", 0)
+            record.output_tokens = usage.get("completion_tokens", 0)
+            record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        for choice in event.get("choices") or ():
+            if choice.get("text"):
+                record.text_at(time.perf_counter())

@@ -31,7 +31,7 @@ from gristmill.runtime.server.tokenize import (
     tokenize,
 )
 
-__all__ = ["create_app"]
+__all__ = ["build_forms", "create_app"]
 
 # Bodies are parsed by hand, for errors in OpenAI's form; their schema is still published.
 _BODIES: Mapping[str, tuple[type[BaseModel], ...]] = MappingProxyType(
@@ -74,6 +74,13 @@ def create_app(
             Exception: on_error,
         },
     )
+
+
+def build_forms() -> None:
+    """Build the checks of bodies, which takes a moment and is best done while models load."""
+    for forms in _BODIES.values():
+        for form in forms:
+            form.model_rebuild()
 
 
 def _generation(models: Mapping[str, ServedModel], ping_seconds: float) -> list[Route]:

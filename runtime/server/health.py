@@ -6,7 +6,6 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -52,6 +51,8 @@ def health_routes(models: Mapping[str, ServedModel], metrics: Metrics, lifecycle
 
 def describe_server(models: Mapping[str, ServedModel]) -> dict[str, Any]:
     """What runs, on what, and where its memory goes."""
+    from importlib.metadata import version  # only here: it brings a parser of mails along
+
     container, cores = memory_limit(), cpu_limits()
     return {
         "version": version("gristmill"),

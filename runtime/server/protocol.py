@@ -11,7 +11,8 @@ from gristmill.runtime.sampling.params import SamplingParams
 
 __all__ = ["ChatRequest", "ChatTemplateRequest", "CompletionRequest", "StreamOptions", "sampling_params"]
 
-_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+# Built while models load (app.build_forms): forms of many fields would lengthen every start.
+_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 _INT32 = 2**31
 
 _SAMPLING = (

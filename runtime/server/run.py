@@ -67,8 +67,6 @@ def run_server(
             "models to serve", found=", ".join(names) or "none", expected="one or more, each name once"
         )
     report = _log if server.log_format == "json" else _say
-    if warning := oversubscription(settings.threads, cpu_limits()):
-        report(warning)
     engines: dict[str, LLMEngine] = {}
 
     def load(tell: Report) -> list[LoadedModel]:
@@ -80,6 +78,8 @@ def run_server(
         closing(bind(server.host, server.port)) as listener,
         logging_to_stderr(server.log_format, server.log_level),
     ):
+        if warning := oversubscription(settings.threads, cpu_limits()):
+            report(warning)
         ready = _ready_line(names, url_of(listener), as_json=json_ready)
         marks = choose_marks(server.memory_soft, server.memory_restart, settings.memory_bytes)
         reload = None if resolve is None else partial(_load_again, resolve, settings, report)
@@ -93,9 +93,9 @@ def run_server(
                 server.grace_seconds,
             )
         )
-    for name, engine in engines.items():
-        for line in engine.profile_lines():
-            report(f"{name}: {line}")
+        for name, engine in engines.items():
+            for line in engine.profile_lines():
+                report(f"{name}: {line}")
 
 
 async def _until_signalled(

@@ -16,7 +16,7 @@ from gristmill.runtime.async_engine import AsyncEngine
 from gristmill.runtime.errors import OutsideError, RequestError
 from gristmill.runtime.server.admin import admin_routes
 from gristmill.runtime.server.admission import Admission, OpenRequests
-from gristmill.runtime.server.app import create_app
+from gristmill.runtime.server.app import build_forms, create_app
 from gristmill.runtime.server.auth import Authentication
 from gristmill.runtime.server.health import health_routes
 from gristmill.runtime.server.keys import Keyring
@@ -109,7 +109,8 @@ class _Service:
 
     async def load(self, load: Load) -> None:
         """Load the models in a thread, then let requests in."""
-        for loaded in await asyncio.to_thread(load, self._tell):
+        models, _ = await asyncio.gather(asyncio.to_thread(load, self._tell), asyncio.to_thread(build_forms))
+        for loaded in models:
             self._models[loaded.name] = self._serve(loaded)
         self._lifecycle.phase = "ready"
 

@@ -24,7 +24,7 @@ __all__ = [
     "tokenize",
 ]
 
-_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class TokenizeTextRequest(BaseModel):

@@ -71,21 +71,38 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting; `bound` says whether the peer's figures are limits."""
+    """One setting, with the largest ratios to the peer's KL on wikitext and time that are accepted."""
 
     name: str
     method: str
     symmetric: bool
     peer: Peer
-    bound: bool = True
+    kl_limit: float | None = 1.0
+    time_limit: float | None = 0.5
 
 
 ROWS = (
     Row("GPTQ sym", "gptq", True, Peer("gptqmodel 7.6.0", 0.232, 0.249, 25.15, 0.749, 125)),
     Row("GPTQ asym", "gptq", False, Peer("llmcompressor 0.14.0.1", 0.159, 0.185, 24.32, 0.788, 119)),
     Row("AWQ asym", "awq", False, Peer("llmcompressor 0.14.0.1", 0.151, 0.174, 24.19, 0.792, 456)),
-    Row("RTN sym", "rtn", True, Peer("plain rounding", 0.401, 0.474, 28.53, 0.674, 0.14), bound=False),
-    Row("RTN asym", "rtn", False, Peer("plain rounding", 0.282, 0.365, 24.90, 0.709, 0.14), bound=False),
+    Row(
+        "SignRound sym",
+        "signround",
+        True,
+        Peer("auto-round 0.16.1", 0.117, 0.073, 22.79, 0.838, 818),
+        kl_limit=0.105 / 0.117,
+        time_limit=1.0,
+    ),
+    Row(
+        "SignRound asym",
+        "signround",
+        False,
+        Peer("auto-round 0.16.1", 0.097, 0.069, 22.55, 0.843, 787),
+        kl_limit=0.088 / 0.097,
+        time_limit=1.0,
+    ),
+    Row("RTN sym", "rtn", True, Peer("plain rounding", 0.401, 0.474, 28.53, 0.674, 0.14), None, None),
+    Row("RTN asym", "rtn", False, Peer("plain rounding", 0.282, 0.365, 24.90, 0.709, 0.14), None, None),
 )
 QUICK_ROWS = ("GPTQ asym", "RTN asym")
 
@@ -291,7 +308,7 @@ def _table_rows(measured: Measured) -> list[tuple[str, ...]]:
     )
     if other is not None:
         kl, seconds = other["kl_wiki"] / peer.kl_wiki, measured.seconds / peer.seconds
-        limits = ("<= 1", "<= 0.5") if row.bound else ("", "")
+        limits = ["" if limit is None else f"<= {limit:.2f}" for limit in (row.kl_limit, row.time_limit)]
         table.append(("  ratio", f"{kl:.2f} {limits[0]}", "", "", "", "", f"{seconds:.2f} {limits[1]}"))
     return table
 
@@ -309,7 +326,6 @@ def _numbers(*values: float | None) -> tuple[str, ...]:
 def _json_rows(measured: Measured) -> list[dict[str, Any]]:
     row, peer = measured.row, measured.row.peer
     other = measured.independent or {}
-    kl_limit, time_limit = (1.0, 0.5) if row.bound else (None, None)
 
     def entry(
         metric: str, ours: float, value: float | None, unit: str, limit: float | None = None
@@ -317,7 +333,7 @@ def _json_rows(measured: Measured) -> list[dict[str, Any]]:
         return result_row(f"{row.name}: {metric}", ours, peer.tool, value, unit, COMMAND, limit)
 
     return [
-        entry("KL wiki, independent measure", other["kl_wiki"], peer.kl_wiki, "nats", kl_limit),
+        entry("KL wiki, independent measure", other["kl_wiki"], peer.kl_wiki, "nats", row.kl_limit),
         entry("KL wiki, own validation", measured.wiki.metrics.kl_mean, peer.kl_wiki, "nats"),
         entry("KL chat, independent measure", other["kl_chat"], peer.kl_chat, "nats"),
         entry("KL chat, own validation", measured.chat.metrics.kl_mean, peer.kl_chat, "nats"),
@@ -326,7 +342,7 @@ def _json_rows(measured: Measured) -> list[dict[str, Any]]:
         entry("top-1, independent measure", other["top1"], peer.top1, "share"),
         entry("top-1, own validation", _top1(measured), peer.top1, "share"),
         entry("chat tokens in 16-grams of calibration", measured.chat.overlap, None, "share"),
-        entry("wall time", measured.seconds, peer.seconds, "s", time_limit),
+        entry("wall time", measured.seconds, peer.seconds, "s", row.time_limit),
     ]
 
 

@@ -304,6 +304,40 @@ def test_a_block_that_no_group_was_asked_of_is_left_as_by_advance(
     assert all(torch.equal(a, b) for a, b in zip(entered.hidden, advanced.hidden, strict=True))
 
 
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+@pytest.mark.parametrize("staged", [True, False])
+def test_pairs_are_the_served_inputs_and_the_originals_outputs(
+    plan: ModelPlan, source: HfFolder, compute: Compute, staged: bool
+) -> None:
+    walk, served, original = (
+        BlockWalk(plan, source, SEQUENCES, compute=compute, batch_tokens=MANY_BATCHES, sample_every=1)
+        for _ in range(3)
+    )
+    for layer in plan.layers:
+        weights = load_block(source, layer, walk.dtype)
+        step = walk.enter(layer, weights)
+        if staged:
+            for index in range(4):
+                step.group(index, weights)
+        pairs = step.pairs()
+        inputs = served.hidden
+        original.advance(layer, weights)
+        assert len(pairs) == len(inputs)
+        for pair, before, behind in zip(pairs, inputs, original.hidden, strict=True):
+            assert torch.equal(pair.inputs, before)
+            assert torch.equal(pair.outputs, behind)
+        step.leave(coarse(weights))
+        served.advance(layer, coarse(weights))
+        assert all(torch.equal(a, b) for a, b in zip(walk.hidden, served.hidden, strict=True))
+
+
+def test_pairs_are_of_the_sequences_whose_original_is_followed(plan: ModelPlan, source: HfFolder) -> None:
+    walk = BlockWalk(plan, source, SEQUENCES, batch_tokens=MANY_BATCHES, sample_every=4)
+    layer = plan.layers[0]
+    pairs = walk.enter(layer, load_block(source, layer, walk.dtype)).pairs()
+    assert sum(len(pair.inputs) for pair in pairs) == len(SEQUENCES) // 4
+
+
 def test_groups_see_what_the_quantized_ones_before_them_give(plan: ModelPlan, source: HfFolder) -> None:
     walk = BlockWalk(plan, source, SEQUENCES, compute="float32")
     layer = plan.layers[0]

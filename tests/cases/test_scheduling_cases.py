@@ -101,7 +101,7 @@ def test_c09_prompts_of_one_length_are_read_at_one_speed(make_engine: MakeEngine
     engine = make_engine(num_blocks=5000, max_num_batched_tokens=64)
     for index in range(3):
         engine.add_request(str(index), engine.prepare(f"{index}" + "y" * 299, GREEDY))
-    done = {}
+    done: dict[str, int] = {}
     for step in range(20):
         done |= {delta.request_id: step for delta in engine.step() if delta.token_ids}
         if len(done) == 3:

@@ -11,8 +11,9 @@ import yaml
 
 import gristmill
 from gristmill.runtime.tokenizer import load_tokenizer
-from tests.clients.conftest import RunClient, RunningServer
+from tests.clients.conftest import RunClient
 from tests.command_line import CommandLine
+from tests.served import RunningServer
 
 QUESTIONS = [f"The miller has {count} sacks of" for count in range(4)]
 CHOICES = ["flour", "stones and water", "bread"]

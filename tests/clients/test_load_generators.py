@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import RunClient, RunningServer
+from tests.clients.conftest import RunClient
+from tests.served import RunningServer
+
+pytestmark = [pytest.mark.load_generators, pytest.mark.timeout(1200)]
 
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-@pytest.mark.timeout(1200)
 def test_guidellm_completes_all_requests(
     server: RunningServer, run_client: RunClient, tmp_path: Path
 ) -> None:
@@ -36,7 +38,6 @@ def test_guidellm_completes_all_requests(
     assert (totals["successful"], totals["errored"]) == (6, 0)
 
 
-@pytest.mark.timeout(1200)
 def test_aiperf_completes_all_requests(server: RunningServer, run_client: RunClient, tmp_path: Path) -> None:
     run_client(
         "aiperf",

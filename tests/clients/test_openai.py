@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.clients.conftest import RunningServer
+from tests.served import RunningServer
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Who grinds the grain?"}]
 

@@ -9,7 +9,7 @@ from gristmill.runtime.core import room, scheduler
 from gristmill.runtime.core.block_pool import BlockPool
 from gristmill.runtime.core.block_tables import BlockTables
 from gristmill.runtime.core.cost_model import CostModel
-from gristmill.runtime.core.prefix_cache import PrefixCache
+from gristmill.runtime.core.prefix_cache import CachedBlock, PrefixCache
 from gristmill.runtime.core.request import Request
 from gristmill.runtime.core.scheduler import Scheduler
 from gristmill.runtime.core.step_plan import StepPlan
@@ -60,6 +60,27 @@ def _match_any_order(original: Any) -> Any:
 
 def _extend_to_the_end(original: Any) -> Any:
     return lambda cache, chain, root, tokens, most: original(cache, chain, root, tokens, most + 1)
+
+
+def _remember_the_evicted(original: Any) -> Any:
+    def extend(
+        cache: PrefixCache, chain: list[CachedBlock], root: Any, tokens: Sequence[int], most: int
+    ) -> None:
+        if not chain:
+            original(cache, chain, root, tokens, most)
+
+    return extend
+
+
+def _write_into_the_source(original: Any) -> Any:
+    def enter(tables: BlockTables, request: Request) -> None:
+        copy = original(tables, request)
+        if copy is not None and tables.pool.references(copy[0]):
+            tables.pool.release([copy[1]])
+            tables.pool.share([copy[0]])
+            request.block_table[len(request.chain)] = copy[0]
+
+    return enter
 
 
 def _share_one_more(original: Any) -> Any:
@@ -144,6 +165,18 @@ FAULTS: Mapping[str, Fault] = {
         _extend_to_the_end,
         "an empty chunk|a decode was left out|none is planned",
     ),
+    "an evicted block is still offered": (
+        PrefixCache,
+        "extend",
+        _remember_the_evicted,
+        "before its continuations|can't be shared",
+    ),
+    "a block is written where it should be copied": (
+        BlockTables,
+        "enter",
+        _write_into_the_source,
+        "other tokens|two requests write",
+    ),
     "a partial hit is one token too long": (
         PrefixCache,
         "nearest",
@@ -166,6 +199,12 @@ FAULTS: Mapping[str, Fault] = {
         "_less_urgent",
         _equals_leave,
         "for an equal|stands still",
+    ),
+    "requests enter without room": (
+        scheduler,
+        "victims_for",
+        lambda _: lambda *args: [],
+        "pool is empty|requests run",
     ),
     "nobody is ever protected": (
         Request,

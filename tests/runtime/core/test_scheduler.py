@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grimp
 import pytest
 
 from gristmill.runtime.core.config import SchedulerConfig
-from gristmill.runtime.core.request import Request, RequestState
+from gristmill.runtime.core.request import MOST_PREEMPTIONS, Request, RequestState
 from gristmill.runtime.core.scheduler import Scheduler
 from gristmill.runtime.core.step_plan import Chunk
 from gristmill.runtime.errors import InputError, InternalError, RequestError
@@ -132,6 +134,112 @@ def test_a_preempted_request_goes_before_those_that_wait() -> None:
     assert order == ["a", "b", "b", "c"]
 
 
+def test_prompts_of_one_priority_share_a_step_equally() -> None:
+    scheduler = make_scheduler(num_blocks=100, max_num_batched_tokens=64)
+    for name, length in (("a", 100), ("b", 60), ("c", 10)):
+        scheduler.add(make_request(name, length))
+    assert [(name, length) for name, _, length, _ in run_step(scheduler)] == [("a", 27), ("b", 27), ("c", 10)]
+
+
+def test_a_more_urgent_prompt_leaves_the_others_a_token_each() -> None:
+    scheduler = make_scheduler(num_blocks=100, max_num_batched_tokens=32)
+    scheduler.add(make_request("a", 60))
+    run_step(scheduler)
+    scheduler.add(make_request("urgent", 60, priority=-1))
+    assert [(name, length) for name, _, length, _ in run_step(scheduler)] == [("urgent", 31), ("a", 1)]
+
+
+def test_a_few_prompts_are_read_at_once_and_more_if_those_leave_tokens_over() -> None:
+    for length, together in ((60, 4), (10, 7)):
+        scheduler = make_scheduler(
+            num_blocks=1000, max_num_seqs=40, max_num_batched_tokens=64, max_waiting=40
+        )
+        for index in range(12):
+            scheduler.add(make_request(str(index), length))
+        assert len(run_step(scheduler)) == together
+
+
+def test_a_third_long_prompt_waits_and_a_short_one_overtakes_it() -> None:
+    scheduler = make_scheduler(num_blocks=1000, max_num_batched_tokens=64)
+    for name, length in (("a", 200), ("b", 200), ("c", 200), ("short", 5)):
+        scheduler.add(make_request(name, length))
+    assert [name for name, *_ in run_step(scheduler)] == ["a", "b", "short"]
+
+
+def test_a_more_urgent_request_takes_blocks_of_the_least_urgent_first() -> None:
+    scheduler = make_scheduler(num_blocks=9, max_num_batched_tokens=64)
+    requests = [make_request(name, 8, priority=p) for name, p in (("a", 1), ("b", 2), ("c", 1))]
+    for request in requests:
+        scheduler.add(request)
+    run_step(scheduler)
+    scheduler.add(make_request("urgent", 12, priority=0))
+    assert "urgent" in [name for name, *_ in run_step(scheduler)]
+    assert [request.num_preemptions for request in requests] == [0, 1, 0]
+
+
+def test_nobody_leaves_for_a_request_that_would_not_fit_even_so() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_num_batched_tokens=64)
+    scheduler.add(make_request("equal", 12, max_tokens=8, priority=0))
+    scheduler.add(make_request("less", 4, max_tokens=8, priority=1))
+    run_step(scheduler)
+    scheduler.add(make_request("urgent", 20, max_tokens=1, priority=0))
+    run_step(scheduler)
+    assert scheduler.counts.preemptions == 0
+
+
+def test_a_request_that_was_preempted_often_enters_with_all_its_blocks_and_stays() -> None:
+    scheduler = make_scheduler(num_blocks=8, max_num_seqs=1)
+    bulk = make_request("bulk", 8, max_tokens=16, priority=9)
+    scheduler.add(bulk)
+    for index in range(MOST_PREEMPTIONS):
+        run_step(scheduler)
+        scheduler.add(make_request(f"urgent {index}", 4, max_tokens=1))
+        while bulk.state is not RequestState.RUNNING or bulk.num_preemptions == index:
+            run_step(scheduler)
+    assert len(bulk.block_table) == 6
+    scheduler.add(make_request("later", 4, max_tokens=1))
+    while bulk.state is not RequestState.FINISHED:
+        assert run_step(scheduler)[0][0] == "bulk"
+    assert (bulk.num_preemptions, bulk.num_output) == (MOST_PREEMPTIONS, 16)
+
+
+def test_prompts_wait_while_another_computes_what_they_share() -> None:
+    scheduler = make_scheduler(num_blocks=100, max_num_batched_tokens=20, prefix_caching=True)
+    for name in ("a", "b", "c"):
+        scheduler.add(make_request(name, 30, max_tokens=1))
+    assert run_step(scheduler) == [("a", 0, 20, "none")]
+    assert run_step(scheduler) == [("a", 20, 10, "last"), ("b", 20, 10, "last")]
+    assert run_step(scheduler) == [("c", 28, 2, "last")]
+
+
+def test_a_prompt_does_not_wait_for_a_less_urgent_one() -> None:
+    scheduler = make_scheduler(num_blocks=100, max_num_batched_tokens=40, prefix_caching=True)
+    scheduler.add(make_request("a", 60, priority=1))
+    run_step(scheduler)
+    scheduler.add(make_request("urgent", 100, priority=0))
+    assert [(name, start) for name, start, *_ in run_step(scheduler)] == [("urgent", 40), ("a", 40)]
+
+
+def test_the_queue_is_bounded_by_prompt_tokens_but_takes_one_request_of_any_length() -> None:
+    scheduler = make_scheduler(num_blocks=100, max_num_seqs=1, max_waiting_tokens=10)
+    scheduler.add(make_request("a", 50))
+    run_step(scheduler)
+    scheduler.add(make_request("b", 30))
+    with pytest.raises(RequestError, match="30 waiting prompt tokens and 1 new ones") as caught:
+        scheduler.add(make_request("c", 1))
+    assert caught.value.code == "queue_full"
+    assert scheduler.num_waiting_tokens == 30
+
+
+def test_the_expected_wait_grows_with_the_prompts_that_wait() -> None:
+    scheduler = make_scheduler(num_blocks=1000)
+    waits = [scheduler.retry_after()]
+    for name in "abc":
+        scheduler.add(make_request(name, 200))
+        waits.append(scheduler.retry_after())
+    assert waits == sorted(set(waits))
+
+
 def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers() -> None:
     scheduler = make_scheduler(num_blocks=2, block_size=4)
     with pytest.raises(RequestError, match=r"found 9 prompt tokens; expected a context of 8") as caught:
@@ -213,7 +321,7 @@ def test_integrity_notices_blocks_beyond_the_tokens() -> None:
         ({"max_waiting": -1}, "max_waiting is negative"),
     ],
 )
-def test_sizes_that_contradict_each_other_are_refused(changes: dict[str, int], message: str) -> None:
+def test_sizes_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_scheduler(**changes)
 

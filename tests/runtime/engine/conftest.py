@@ -296,7 +296,7 @@ class ServerThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the test looks at it
             self.error = error
 
     async def _serve(self) -> None:

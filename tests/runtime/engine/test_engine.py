@@ -273,3 +273,47 @@ def test_all_answers_of_a_request_queue_or_none(make_engine: MakeEngine) -> None
 def test_a_context_larger_than_the_cache_is_refused(make_engine: MakeEngine) -> None:
     with pytest.raises(InputError, match="at most 256"):
         make_engine(max_model_len=257)
+
+
+@pytest.mark.parametrize(
+    ("asked", "max_tokens", "kept"),
+    [(4, 5, "ters"), (40, 5, "eight letters"), (-1, 5, "rs"), (-1, None, "etters")],
+)
+def test_a_prompt_is_cut_to_its_last_tokens_when_asked(
+    make_engine: MakeEngine, asked: int, max_tokens: int | None, kept: str
+) -> None:
+    engine = make_engine(max_model_len=7 if asked == -1 else 40)
+    request = engine.prepare(
+        "eight letters", SamplingParams(max_tokens=max_tokens), truncate_prompt_tokens=asked
+    )
+    assert request.prompt == kept
+    assert bytes(request.prompt_token_ids).decode() == kept
+
+
+@pytest.mark.parametrize("asked", [0, -2, 257])
+def test_a_prompt_can_not_be_cut_to_a_length_that_means_nothing(make_engine: MakeEngine, asked: int) -> None:
+    with pytest.raises(RequestError, match="expected -1, or 1 to 256") as caught:
+        make_engine().prepare("x", GREEDY, truncate_prompt_tokens=asked)
+    assert caught.value.field == "truncate_prompt_tokens"
+
+
+def test_priority_and_salt_reach_the_scheduler(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_num_seqs=1)
+    engine.add_request("later", engine.prepare("x", GREEDY, priority=2))
+    engine.add_request("sooner", engine.prepare("x", GREEDY, priority=1, cache_salt="ours"))
+    ended = [delta.request_id for delta in run(engine) if delta.finish_reason]
+    assert ended == ["sooner", "later"]
+
+
+def test_a_queue_full_of_tokens_has_no_room(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_num_seqs=1, max_waiting_tokens=10)
+    request = engine.prepare("x" * 8, GREEDY)
+    assert engine.has_room(request)
+    engine.add_request("a", request)
+    assert engine.stats().num_waiting_tokens == 8
+    assert not engine.has_room(request)
+    with pytest.raises(RequestError, match="waiting queue is full"):
+        engine.add_request("b", request)
+    engine.step()
+    assert engine.has_room(request)
+    assert engine.retry_after() > 0

@@ -125,6 +125,14 @@ def test_a_copy_outside_the_cache_is_refused(executor: Executor, pair: tuple[int
         executor.copy_blocks([(1, 2), pair])
 
 
+def test_the_extension_itself_refuses_a_copy_outside_the_cache(tiny_native: EngineFile) -> None:
+    executor = open_executor(tiny_native, kv="float32", blocks=8, threads=1)
+    for pair in ((8, 0), (0, 8), (-1, 0), (0, -1)):
+        with pytest.raises(ValueError, match="of a cache of 8"):
+            executor._open.copy_block(*pair)
+    executor.close()
+
+
 def test_a_repeated_prompt_is_cached_up_to_its_last_token(make_engine: MakeEngine) -> None:
     engine = make_engine(block_size=4)
     first, second = ask(engine, "sixteen letters!"), ask(engine, "sixteen letters!")

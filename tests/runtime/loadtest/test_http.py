@@ -53,18 +53,16 @@ def exchange(answer: bytes) -> tuple[int, bytes, bool]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
+        await asyncio.sleep(0.05)
         writer.close()
 
     async def ask() -> tuple[int, bytes, bool]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            connection = await Connection.open(Endpoint("127.0.0.1", port))
-            connection.send("GET", "/", b"", {})
-            try:
-                return await connection.status(), await connection.body(), connection.alive
-            finally:
-                connection.close()
+            connection, pieces = await Connection.open(Endpoint("127.0.0.1", port)), []
+            status = await connection.exchange("GET", "/", b"", {}, lambda _, piece: pieces.append(piece))
+            return status, b"".join(pieces), connection.alive
 
     return asyncio.run(ask())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.errors import InputError, OutsideError
+from gristmill.runtime.loadtest.records import Record
 from gristmill.runtime.loadtest.session import LoadTest
 from gristmill.runtime.loadtest.workload import Shape, Workload
 from tests.fake_peer import FakePeer, running_peer
@@ -148,3 +150,17 @@ def test_a_duration_ends_the_sending(start) -> None:
     run = measure(start(delay=0.01), Workload((Shape(8, 2),), concurrency=2, duration_s=0.3))
     assert 2 < run["requests"] < 200
     assert run["duration_s"] < 2
+
+
+def test_a_connection_that_the_server_closed_is_opened_again(start) -> None:
+    peer = start(idle_seconds=0.05)
+
+    async def ask_after_a_pause() -> Record:
+        client, _ = await LoadTest(peer.url).connect()
+        await asyncio.sleep(0.3)
+        record = await client.complete("again", 2)
+        client.close()
+        return record
+
+    assert asyncio.run(ask_after_a_pause()).error is None
+    assert peer.connections == 2

@@ -125,3 +125,45 @@ def test_parts_that_are_not_text_are_refused_by_name(
     assert (response.status_code, error["code"]) == (400, "unsupported_content")
     assert error["param"] == "messages[0].content"
     assert kind in error["message"]
+
+
+@pytest.fixture(scope="module")
+def own(
+    make_engine: Callable[..., LLMEngine], byte_tokenizer: Tokenizer, run_server_thread: Callable[..., Any]
+) -> Iterator[httpx.Client]:
+    """A model whose template shows all that it is given."""
+    source = (
+        "{{ tools[0].function.name if tools }}|{{ documents[0].text if documents }}|{{ mood }}|"
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
+        "{% if add_generation_prompt %}go{% endif %}"
+    )
+    tokenizer = replace(byte_tokenizer, templates={"default": compile_template(source, {})})
+    with (
+        run_server_thread(m=make_engine(tokenizer=tokenizer)) as server,
+        httpx.Client(base_url=server.url, timeout=20) as client,
+    ):
+        yield client
+
+
+def test_tools_documents_and_variables_reach_the_template(own: httpx.Client) -> None:
+    body = {
+        "messages": [
+            {"role": "developer", "content": "be kind"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None},
+        ],
+        "tools": [{"type": "function", "function": {"name": "find", "parameters": {}}}],
+        "documents": [{"text": "paper"}],
+        "chat_template_kwargs": {"mood": "calm"},
+    }
+    expected = "find|paper|calm|system:be kind|user:ab|assistant:|go"
+    assert own.post("/apply-template", json=body).json()["prompt"] == expected
+    answer = own.post(
+        "/v1/chat/completions", json=body | {"model": "m", "max_tokens": 1, "return_token_ids": True}
+    )
+    assert bytes(answer.json()["prompt_token_ids"]).decode() == expected
+
+
+def test_the_prompt_may_end_before_the_answer_begins(own: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": False}
+    assert own.post("/apply-template", json=body).json()["prompt"] == "|||user:a|"
