@@ -56,6 +56,9 @@ bench-engine: $(READY)  ## prefill and decode beside the peers and the machine's
 bench-serving: $(READY)  ## latency and throughput over HTTP beside the peers
 	$(PY) -m tests.benchmarks.serving $(ARGS)
 
+bench-sampling: $(READY)  ## choosing tokens beside the step that makes their logits
+	$(PY) -m tests.benchmarks.sampling
+
 bench-start: $(READY)  ## from the start of a process to its first token, and its memory
 	$(PY) -m tests.benchmarks.start $(ARGS)
 

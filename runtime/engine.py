@@ -22,7 +22,7 @@ from gristmill.runtime.generation import Generation
 from gristmill.runtime.outputs import FinishReason, OutputDelta
 from gristmill.runtime.sampling.bad_words import bad_word_token_ids
 from gristmill.runtime.sampling.params import SamplingParams
-from gristmill.runtime.sampling.sampler import SampledToken, sample_rows
+from gristmill.runtime.sampling.sampler import RowSampler, SampledToken, sample_rows
 from gristmill.runtime.settings import EngineSettings
 from gristmill.runtime.step_profile import StepProfile
 from gristmill.runtime.tokenizer import Tokenizer
@@ -90,6 +90,7 @@ class LLMEngine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._executor = executor
+        self._row_sampler = executor if isinstance(executor, RowSampler) else None
         self._profile = StepProfile(executor)
         self._tokenizer = tokenizer
         self._settings = settings
@@ -348,7 +349,7 @@ class LLMEngine:
         rows = [ends[i] - 1 for i in places]
         states = [generations[i].sampler_state for i in places]
         outcomes: list[SampledToken | GristmillError | None] = [None] * len(chunks)
-        for i, outcome in zip(places, sample_rows(logits, rows, states), strict=True):
+        for i, outcome in zip(places, sample_rows(logits, rows, states, self._row_sampler), strict=True):
             outcomes[i] = outcome
         return outcomes
 

@@ -2,17 +2,17 @@
 
 A row's result can't depend on the other requests of the batch, to the bit.
 Allowed tokens, bad words, minimum length, logit bias and penalties change the
-logits in this order;
-temperature, min-p, top-k and top-p then each work on what the last one left,
-as in vLLM. Ties go to the lowest token id. Weights are float32, so that two
-tokens whose probabilities differ by less than about 1e-6 of themselves may
-change places at the edge of a nucleus.
+logits in this order; temperature, min-p, top-k and top-p then each work on
+what the last one left, as in vLLM. Ties go to the lowest token id. Weights are
+float32, so that two tokens whose probabilities differ by less than about 1e-6
+of themselves may change places at the edge of a nucleus.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from gristmill.runtime.kernels import _native
 from gristmill.runtime.sampling.logprobs import TokenLogprobs, not_finite
 from gristmill.runtime.sampling.state import SamplerState
 
-__all__ = ["SampledToken", "sample_rows"]
+__all__ = ["RowSampler", "SampledToken", "sample_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,30 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
+@runtime_checkable
+class RowSampler(Protocol):
+    """What an executor has beside `Executor` if it lends its threads to sampling."""
+
+    def sample_rows(
+        self, logits: NDArray[np.float32], rows: Sequence[int], states: Sequence[SamplerState]
+    ) -> list[_native.Choice]: ...
+
+
 def sample_rows(
-    logits: NDArray[np.float32], rows: Sequence[int], states: Sequence[SamplerState]
+    logits: NDArray[np.float32],
+    rows: Sequence[int],
+    states: Sequence[SamplerState],
+    sampler: RowSampler | None = None,
 ) -> list[SampledToken | GristmillError]:
     """Choose a token for each of `rows` of logits [row, vocab] and record it in the row's state.
+
+    By the threads of `sampler`, or by one thread: the tokens are the same.
 
     A row without a token has its error in its place, and the others are not touched by it: InternalError
     for logits that are not numbers, RequestError when the settings leave no token to choose.
     """
-    return [_outcome(choice) for choice in _native.sample_rows(logits, rows, states)]
+    choose = _native.sample_rows if sampler is None else sampler.sample_rows
+    return [_outcome(choice) for choice in choose(logits, rows, states)]
 
 
 def _outcome(choice: _native.Choice) -> SampledToken | GristmillError:

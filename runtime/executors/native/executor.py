@@ -91,6 +91,12 @@ class NativeExecutor:
         except RuntimeError as error:
             raise InternalError(str(error), hint="the weights may be damaged") from error
 
+    def sample_rows(
+        self, logits: NDArray[np.float32], rows: Sequence[int], states: Sequence[_native.SamplerState]
+    ) -> list[_native.Choice]:
+        """Choose the tokens of rows of logits on the threads of the steps, see `RowSampler`."""
+        return self._open.sample_rows(logits, rows, states)
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See `Executor.copy_blocks`."""
         check_copies(self._cache, pairs)

@@ -8,6 +8,7 @@ Engine::Engine(Model model, const EngineOptions& options)
     : model_(std::move(model)),
       kernels_(select_table(options.instruction_set)),
       pool_(options.threads > 0 ? options.threads : effective_threads(), options.cores),
+      sampler_(&pool_),
       cache_(model_, options.kv_type, options.num_blocks, options.block_size),
       step_(kernels_, model_, cache_, pool_, options.step) {}
 

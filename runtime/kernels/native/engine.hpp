@@ -5,6 +5,7 @@
 #include <string>
 
 #include "dispatch.hpp"
+#include "row_sampler.hpp"
 #include "step.hpp"
 
 namespace gristmill {
@@ -35,6 +36,9 @@ class Engine {
   // for values that are not finite; NoMemory for a batch that does not fit.
   const float* execute(const StepInput& input);
 
+  // On the threads of the steps; not to be used while a step runs.
+  RowSampler& sampler() { return sampler_; }
+
   // Between steps: see KvCache.
   void copy_block(int source, int target) { cache_.copy_block(source, target); }
 
@@ -42,6 +46,7 @@ class Engine {
   Model model_;
   const KernelTable& kernels_;
   ThreadPool pool_;
+  RowSampler sampler_;
   KvCache cache_;
   Step step_;
   Batch batch_;

@@ -9,6 +9,7 @@
 #include "bindings.hpp"
 #include "engine.hpp"
 #include "measure.hpp"
+#include "sampling_arguments.hpp"
 
 namespace py = pybind11;
 
@@ -219,6 +220,11 @@ class PyEngine {
     return py::array_t<float>(shape, logits, self);
   }
 
+  std::vector<Choice> sample_rows(const Logits& logits, const std::vector<int64_t>& rows,
+                                  const std::vector<SamplerState*>& states) {
+    return sample_checked(engine_.sampler(), logits, rows, states);
+  }
+
   void copy_block(int source, int target) { engine_.copy_block(source, target); }
 
   std::map<std::string, double> seconds() const {
@@ -281,6 +287,9 @@ void bind_engine(py::module_& m) {
           py::arg("token_ids"), py::arg("starts"), py::arg("lengths"), py::arg("block_ids"),
           py::arg("table_starts"), py::arg("logit_rows"),
           "Logits [rows, vocab] of one step; the array is valid until the next call, and keeps the engine alive.")
+      .def("sample_rows", &PyEngine::sample_rows, py::arg("logits"), py::arg("rows"), py::arg("states"),
+           "As the function of this name, by the threads of the steps.")
+
       .def("copy_block", &PyEngine::copy_block, py::arg("source"), py::arg("target"),
            "Copy the keys and values of one block over another's, in all layers.")
       .def_property_readonly("seconds", &PyEngine::seconds, "Seconds by operation since the start (profile).")

@@ -14,9 +14,9 @@ PYBIND11_MODULE(_native, m) {
     for (const gristmill::KernelTable* table : gristmill::available_tables()) names.emplace_back(table->name);
     return names;
   }, "The instruction sets that this machine runs, slowest first.");
+  gristmill::bind_sampling(m);  // before the engine, which returns choices
   gristmill::bind_engine(m);
   gristmill::bind_measures(m);
   gristmill::bind_linear_kernels(m);
   gristmill::bind_attention_kernels(m);
-  gristmill::bind_sampling(m);
 }

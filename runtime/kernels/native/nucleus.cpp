@@ -12,6 +12,8 @@ namespace gristmill {
 namespace {
 
 constexpr double kFewTokens = 48.0;
+constexpr int64_t kSampleStride = 16;     // of the blocks that tell where to look
+constexpr int32_t kGuessWidth = 1 << 20;  // in bits of a weight: an eighth of an octave
 
 int32_t bits_of(float value) {
   int32_t bits;
@@ -39,14 +41,11 @@ struct Bracket {
   }
 };
 
-Bracket halve_twice(const Bracket& bracket, double target, const SamplingScratch& scratch) {
-  float bounds[kBoundsPerPass];
+// The part of the bracket that remains after a pass with rising bounds inside of it.
+Bracket split(const Bracket& bracket, const float* bounds, double target, int64_t stride,
+              const SamplingScratch& scratch) {
   double totals[kBoundsPerPass];
-  const int64_t width = bracket.end - bracket.least;
-  for (int i = 0; i < kBoundsPerPass; ++i) {
-    bounds[i] = float_of(bracket.least + static_cast<int32_t>(width * (i + 1) / (kBoundsPerPass + 1)));
-  }
-  add_weights(scratch.weights.data(), static_cast<int64_t>(scratch.sums.size()), bounds, totals);
+  add_weights(scratch.weights.data(), static_cast<int64_t>(scratch.sums.size()), stride, bounds, totals);
   Bracket closer = bracket;
   for (int i = 0; i < kBoundsPerPass; ++i) {
     if (totals[i] < target) {
@@ -60,13 +59,37 @@ Bracket halve_twice(const Bracket& bracket, double target, const SamplingScratch
   return closer;
 }
 
+Bracket halve_twice(const Bracket& bracket, double target, int64_t stride, const SamplingScratch& scratch) {
+  float bounds[kBoundsPerPass];
+  const int64_t width = bracket.end - bracket.least;
+  for (int i = 0; i < kBoundsPerPass; ++i) {
+    bounds[i] = float_of(bracket.least + static_cast<int32_t>(width * (i + 1) / (kBoundsPerPass + 1)));
+  }
+  return split(bracket, bounds, target, stride, scratch);
+}
+
+// What is left of a bracket if a sample of the blocks is like all: right or wrong, a place to split it.
+Bracket split_by_sample(const Bracket& bracket, double top_p, const SamplingScratch& scratch) {
+  Bracket guess = bracket;
+  double total = 0.0;
+  for (size_t block = 0; block < scratch.sums.size(); block += kSampleStride) total += scratch.sums[block];
+  while (guess.end - guess.least > kGuessWidth) {
+    guess = halve_twice(guess, top_p * total, kSampleStride, scratch);
+  }
+  const int32_t least = std::max(guess.least - kGuessWidth, bracket.least);
+  const int32_t end = std::min(guess.end + kGuessWidth, bracket.end);
+  const float bounds[kBoundsPerPass] = {float_of(least), float_of(guess.least), float_of(end)};
+  return split(bracket, bounds, top_p * bracket.total_of_least, 1, scratch);
+}
+
 // No token of weight below (1 - top_p) * total / size is kept: all such tokens together are too few to
 // be missed. Half of that is a bound that outweighs any rounding.
 Bracket find_bracket(double top_p, double total, const SamplingScratch& scratch) {
   const double least = 0.5 * (1.0 - top_p) * total / static_cast<double>(scratch.weights.size());
   const float bound = std::max(static_cast<float>(least), std::numeric_limits<float>::min());
   Bracket bracket{bits_of(bound), bits_of(1.0f) + 1, total, 0.0};
-  while (!bracket.is_narrow()) bracket = halve_twice(bracket, top_p * total, scratch);
+  if (!bracket.is_narrow()) bracket = split_by_sample(bracket, top_p, scratch);
+  while (!bracket.is_narrow()) bracket = halve_twice(bracket, top_p * total, 1, scratch);
   return bracket;
 }
 

@@ -7,14 +7,12 @@
 #include <string>
 
 #include "bindings.hpp"
-#include "sampling.hpp"
+#include "sampling_arguments.hpp"
 
 namespace py = pybind11;
 
 namespace gristmill {
 namespace {
-
-using Logits = py::array_t<float, py::array::c_style>;
 
 void check_matrix(const Logits& logits) {
   if (logits.ndim() != 2) throw std::invalid_argument("logits must be [rows, vocabulary]");
@@ -31,19 +29,8 @@ void check_request(const Logits& logits, int64_t row, const SamplerState* state)
 
 std::vector<Choice> sample_rows(const Logits& logits, const std::vector<int64_t>& rows,
                                 const std::vector<SamplerState*>& states) {
-  check_matrix(logits);
-  if (rows.size() != states.size()) throw std::invalid_argument("as many rows as states are expected");
-  for (size_t i = 0; i < rows.size(); ++i) check_request(logits, rows[i], states[i]);
-  const float* data = logits.data();
-  const int64_t vocab_size = logits.shape(1);
-  const py::gil_scoped_release release;
-  SamplingScratch scratch;
-  std::vector<Choice> choices;
-  choices.reserve(rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    choices.push_back(sample_row(data + rows[i] * vocab_size, *states[i], scratch));
-  }
-  return choices;
+  RowSampler sampler;
+  return sample_checked(sampler, logits, rows, states);
 }
 
 std::vector<Logprobs> logprobs_of_rows(const Logits& logits, const std::vector<int64_t>& token_ids,
@@ -114,6 +101,17 @@ void bind_state(py::module_& m) {
 
 }  // namespace
 
+std::vector<Choice> sample_checked(RowSampler& sampler, const Logits& logits, const std::vector<int64_t>& rows,
+                                   const std::vector<SamplerState*>& states) {
+  check_matrix(logits);
+  if (rows.size() != states.size()) throw std::invalid_argument("as many rows as states are expected");
+  for (size_t i = 0; i < rows.size(); ++i) check_request(logits, rows[i], states[i]);
+  const float* data = logits.data();
+  const int64_t vocab_size = logits.shape(1);
+  const py::gil_scoped_release release;
+  return sampler.sample(data, vocab_size, rows, states);
+}
+
 void bind_sampling(py::module_& m) {
   bind_state(m);
   py::enum_<ChoiceFault>(m, "ChoiceFault", "Why a row has no token.")
@@ -130,7 +128,7 @@ void bind_sampling(py::module_& m) {
       .def_readonly("largest", &Choice::largest)
       .def_readonly("logprobs", &Choice::logprobs);
   m.def("sample_rows", &sample_rows, py::arg("logits"), py::arg("rows"), py::arg("states"),
-        "Chooses a token for each of the rows and records it in its state.");
+        "Chooses a token for each of the rows, by one thread, and records it in its state.");
   m.def("logprobs_of_rows", &logprobs_of_rows, py::arg("logits"), py::arg("token_ids"), py::arg("count"),
         "For each row the log probability of its token and the `count` most probable tokens.");
 }

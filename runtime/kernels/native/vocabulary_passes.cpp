@@ -116,6 +116,28 @@ GRISTMILL_INLINE int32_t count_between(const float* block, int32_t least_bits, i
   return count;
 }
 
+constexpr int kMarksPerWord = 8;
+
+// A byte of 0 or 1 for each value, eight of them in a word.
+GRISTMILL_INLINE void mark_at_least(const float* block, float least, uint64_t* words) {
+  uint8_t marks[kVocabularyBlock];
+  for (int i = 0; i < kVocabularyBlock; ++i) marks[i] = static_cast<uint8_t>(block[i] >= least);
+  std::memcpy(words, marks, sizeof marks);
+}
+
+// Each place is written before it is known to stay.
+GRISTMILL_INLINE int64_t marked_places(const uint64_t* words, int64_t start, int32_t* places) {
+  int64_t found = 0;
+  for (int i = 0; i < kVocabularyBlock / kMarksPerWord; ++i) {
+    if (words[i] == 0) continue;
+    for (int j = 0; j < kMarksPerWord; ++j) {
+      places[found] = static_cast<int32_t>(start + i * kMarksPerWord + j);
+      found += static_cast<int64_t>(words[i] >> (8 * j) & 1);
+    }
+  }
+  return found;
+}
+
 // The last, partial block with the lowest value behind its end.
 struct PaddedBlock {
   float values[kVocabularyBlock];
@@ -170,15 +192,16 @@ void sum_weights(const float* weights, int64_t blocks, float least, double* sums
 }
 
 GRISTMILL_EVERY_WIDTH
-void add_weights(const float* weights, int64_t blocks, const float* bounds, double* totals) {
+void add_weights(const float* weights, int64_t blocks, int64_t stride, const float* bounds, double* totals) {
   int32_t bits[kBoundsPerPass];
   for (int bound = 0; bound < kBoundsPerPass; ++bound) {
     bits[bound] = bits_of(bounds[bound]);
     totals[bound] = 0.0;
   }
-  for (int64_t first = 0; first < blocks; first += kBlocksInFloat32) {
+  const int64_t span = kBlocksInFloat32 * stride;
+  for (int64_t first = 0; first < blocks; first += span) {
     float sums[kBoundsPerPass][kQuarter] = {};
-    for (int64_t block = first; block < std::min(first + kBlocksInFloat32, blocks); ++block) {
+    for (int64_t block = first; block < std::min(first + span, blocks); block += stride) {
       const float* of_block = weights + block * kVocabularyBlock;
       for (int bound = 0; bound < kBoundsPerPass; ++bound) add_block(of_block, bits[bound], sums[bound]);
     }
@@ -193,6 +216,21 @@ void count_weights(const float* weights, int64_t blocks, float least, float end,
   for (int64_t block = 0; block < blocks; ++block) {
     counts[block] = count_between(weights + block * kVocabularyBlock, least_bits, end_bits);
   }
+}
+
+GRISTMILL_EVERY_WIDTH
+int64_t find_at_least(const float* values, int64_t count, float least, int32_t* places) {
+  uint64_t words[kVocabularyBlock / kMarksPerWord];
+  const int64_t whole = count / kVocabularyBlock * kVocabularyBlock;
+  int64_t found = 0;
+  for (int64_t start = 0; start < whole; start += kVocabularyBlock) {
+    mark_at_least(values + start, least, words);
+    found += marked_places(words, start, places + found);
+  }
+  for (int64_t i = whole; i < count; ++i) {
+    if (values[i] >= least) places[found++] = static_cast<int32_t>(i);
+  }
+  return found;
 }
 
 }  // namespace gristmill

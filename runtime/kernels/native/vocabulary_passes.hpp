@@ -27,11 +27,15 @@ void softmax_weights(const float* values, int64_t count, float best, float scale
 // The sum of each block's weights of at least `least`, pairwise in float32.
 void sum_weights(const float* weights, int64_t blocks, float least, double* sums);
 
-// For each of the bounds the sum of all weights of at least that much.
+// For each of the bounds the sum of the weights of at least that much, in every `stride`-th block.
 constexpr int kBoundsPerPass = 3;
-void add_weights(const float* weights, int64_t blocks, const float* bounds, double* totals);
+void add_weights(const float* weights, int64_t blocks, int64_t stride, const float* bounds, double* totals);
 
 // How many weights of each block are at least `least` and less than `end`.
 void count_weights(const float* weights, int64_t blocks, float least, float end, int32_t* counts);
+
+// The places, in order, of the values of at least `least`; returns how many. `places` has room for
+// one more than `count`.
+int64_t find_at_least(const float* values, int64_t count, float least, int32_t* places);
 
 }  // namespace gristmill
