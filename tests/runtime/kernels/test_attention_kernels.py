@@ -179,9 +179,10 @@ def test_append_writes_the_bytes_that_the_scalar_one_writes(isa: str, kv_type: s
 
 
 @pytest.mark.parametrize("rows", range(1, 17))
+@pytest.mark.parametrize("kv_type", ["bfloat16", "fp8", "int8"])
 @pytest.mark.parametrize("isa", _ISAS)
-def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, rows: int) -> None:
-    cache = _cache(isa, "bfloat16", 112, 300)
+def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type: str, rows: int) -> None:
+    cache = _cache(isa, kv_type, 112, 300)
     positions = np.arange(300 - rows, 300, dtype=np.int32)
     queries = _queries(rows, 112)
     together = _attend(isa, cache, queries, positions)
