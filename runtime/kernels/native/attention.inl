@@ -5,6 +5,7 @@
 // the same order in a block of any size: scores by dimension, softmax by unit, weighted values by
 // token, over exactly the tokens that the row sees.
 
+#include "byte_dots.inl"
 #include "kv_append.inl"
 #include "kv_load.inl"
 
@@ -57,12 +58,13 @@ void score_rows(Span& s, int first) {
   const int head_dim = s.call->layout.head_dim;
   const float* q = s.queries + first * kQueryStride;
   float* scores = s.scores + first * kScoreStride;
+  alignas(64) uint16_t scratch[U][Kv::kScratch];
   for (int unit = s.first_unit; unit <= s.last_unit; unit += U) {
     const uint8_t* keys[U];
     const uint8_t* ahead[U];
 #pragma GCC unroll 4
     for (int u = 0; u < U; ++u) {
-      keys[u] = s.units[least(unit + u, s.last_unit)];
+      keys[u] = Kv::open_keys(s.units[least(unit + u, s.last_unit)], s.call->layout.padded_dim, scratch[u]);
       ahead[u] = s.key_ahead[unit + U + u];
     }
     Floats sums[R][U];
@@ -100,12 +102,12 @@ void score_rows(Span& s, int first) {
   }
 }
 
-// Scores of tokens that the row doesn't see become `hidden`, whatever they were.
-inline Floats hide(Floats score, int begin, int end, int token) {
-  const Floats hidden = broadcast(-__builtin_inff());
-  if (token + kUnitTokens > end) score = first_lanes(score, end - token, hidden);
-  if (token < begin) score = first_lanes(hidden, begin - token, score);
-  return score;
+// Numbers of a unit's tokens, from `token` on; those of tokens outside begin .. end - 1 become `hidden`,
+// whatever they were.
+inline Floats replace_hidden(Floats x, int begin, int end, int token, Floats hidden) {
+  if (token + kUnitTokens > end) x = first_lanes(x, end - token, hidden);
+  if (token < begin) x = first_lanes(hidden, begin - token, x);
+  return x;
 }
 
 // Turns a row's products into weights e^(score - maximum), times the values' scales.
@@ -122,7 +124,7 @@ void softmax_row(Span& s, int row, AttendState& state) {
     Floats score = mul(load(scores + t), scale);
     if (Kv::kScaled) score = mul(score, Kv::key_factor(kv, s.units[t / kUnitTokens]));
     if (s.call->softcap > 0.0f) score = mul(cap, hyperbolic_tangent(div(score, cap)));
-    score = hide(score, begin, end, t);
+    score = replace_hidden(score, begin, end, t, broadcast(-__builtin_inff()));
     maxima = max(maxima, score);
     store(scores + t, score);
   }
@@ -152,44 +154,48 @@ void add_values(const Span& s, int first, int begin, int end, int d, AttendState
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) sums[r][c] = load(states[first + r].weighted + d + 16 * c);
 
-  // A token whose pair is not taken as a whole.
-  const auto add_one = [&](int t) {
-    const uint8_t* values = s.units[t / kUnitTokens] + offset;
+  alignas(64) uint16_t scratch[Kv::kScratch];
+  for (int unit = begin / kUnitTokens; unit * kUnitTokens < end; ++unit) {
+    const float* unit_weights = weights + unit * kUnitTokens;
+    const OpenValues values = Kv::template open_values<C>(s.units[unit] + offset, dim, d, scratch);
+    const uint8_t* ahead = s.value_ahead[unit + kAheadUnits];
+    // A token whose pair is not taken as a whole.
+    const auto add_one = [&](int t) {
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) {
-      Floats a, b;
-      Kv::values(values, dim, t % kUnitTokens & ~1, d + 16 * c, a, b);
+      for (int c = 0; c < C; ++c) {
+        Floats a, b;
+        Kv::values(values, t & ~1, c, a, b);
 #pragma GCC unroll 12
-      for (int r = 0; r < R; ++r)
-        sums[r][c] = fmadd(broadcast(weights[r * kScoreStride + t]), t % 2 ? b : a, sums[r][c]);
-    }
-  };
-  int t = begin;
-  if (t < end && t % 2 != 0) add_one(t++);
-  for (; t + 1 < end; t += 2) {
-    const uint8_t* values = s.units[t / kUnitTokens] + offset;
-    const uint8_t* ahead = s.value_ahead[t / kUnitTokens + kAheadUnits];
-    Floats a[C], b[C];
+        for (int r = 0; r < R; ++r)
+          sums[r][c] = fmadd(broadcast(unit_weights[r * kScoreStride + t]), t % 2 ? b : a, sums[r][c]);
+      }
+    };
+    int t = most(begin - unit * kUnitTokens, 0);
+    const int last = least(end - unit * kUnitTokens, kUnitTokens);
+    if (t % 2 != 0) add_one(t++);
+    for (; t + 1 < last; t += 2) {
+      Floats a[C], b[C];
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) {
-      Kv::values(values, dim, t % kUnitTokens, d + 16 * c, a[c], b[c]);
-      prefetch(ahead + Kv::value_bytes(dim, t % kUnitTokens, d + 16 * c));
-      if (!Kv::kTokenPairs) prefetch(ahead + Kv::value_bytes(dim, t % kUnitTokens + 1, d + 16 * c));
-    }
+      for (int c = 0; c < C; ++c) {
+        Kv::values(values, t, c, a[c], b[c]);
+        prefetch(ahead + Kv::value_bytes(dim, t, d + 16 * c));
+        if (!Kv::kTokenPairs) prefetch(ahead + Kv::value_bytes(dim, t + 1, d + 16 * c));
+      }
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const Floats x = broadcast(weights[r * kScoreStride + t]);
+      for (int r = 0; r < R; ++r) {
+        const Floats x = broadcast(unit_weights[r * kScoreStride + t]);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) sums[r][c] = fmadd(x, a[c], sums[r][c]);
-    }
+        for (int c = 0; c < C; ++c) sums[r][c] = fmadd(x, a[c], sums[r][c]);
+      }
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const Floats x = broadcast(weights[r * kScoreStride + t + 1]);
+      for (int r = 0; r < R; ++r) {
+        const Floats x = broadcast(unit_weights[r * kScoreStride + t + 1]);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) sums[r][c] = fmadd(x, b[c], sums[r][c]);
+        for (int c = 0; c < C; ++c) sums[r][c] = fmadd(x, b[c], sums[r][c]);
+      }
     }
+    if (t < last) add_one(t);
   }
-  if (t < end) add_one(t);
 
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
@@ -232,12 +238,18 @@ void weigh_rows(const Span& s, int first, AttendState* states) {
 
 // ---------------------------------------------------------------- the span
 
+#include "attention_int8.inl"
+
 template <class Kv, int R>
 void attend_block(Span& s, int first, AttendState* states) {
-  score_rows<Kv, R>(s, first);
-  for (int r = first; r < first + R; ++r)
-    if (s.begin[r] < s.end[r]) softmax_row<Kv>(s, r, states[r]);
-  weigh_rows<Kv, R>(s, first, states);
+  if constexpr (Kv::kWholeBytes) {
+    attend_byte_block<R>(s, first, states);
+  } else {
+    score_rows<Kv, R>(s, first);
+    for (int r = first; r < first + R; ++r)
+      if (s.begin[r] < s.end[r]) softmax_row<Kv>(s, r, states[r]);
+    weigh_rows<Kv, R>(s, first, states);
+  }
 }
 
 template <class Kv>

@@ -71,22 +71,35 @@ float read_nibble(uint8_t byte, int which) {
 
 bool has_token_scales(KvType type) { return type == KvType::int8 || type == KvType::int4; }
 
-// Where key dimension d of a token stands in [D][16], or in pairs of dimensions; value dimension d alike.
+// Where key dimension d of a token stands, counted in numbers; value dimension d alike.
 int64_t key_index(const KvLayout& kv, int token, int d) {
-  return kv.type == KvType::bfloat16 ? (d / 2 * kUnitTokens + token) * 2 + d % 2 : d * kUnitTokens + token;
+  switch (kv.type) {
+    case KvType::bfloat16: return (d / 2 * kUnitTokens + token) * 2 + d % 2;
+    case KvType::int8: return (d / 4 * kUnitTokens + token) * 4 + d % 4;
+    default: return d * kUnitTokens + token;
+  }
 }
 
 int64_t value_index(const KvLayout& kv, int token, int d) {
-  return kv.type == KvType::bfloat16 ? (token / 2 * kv.padded_dim + d) * 2 + token % 2
-                                     : token * kv.padded_dim + d;
+  switch (kv.type) {
+    case KvType::bfloat16: return (token / 2 * kv.padded_dim + d) * 2 + token % 2;
+    case KvType::fp8: return token / 2 * kv.padded_dim * 2 + d / 16 * 32 + token % 2 * 16 + d % 16;
+    case KvType::int8: return (token / 4 * kv.padded_dim + d) * 4 + token % 4;
+    default: return token * kv.padded_dim + d;
+  }
 }
+
+// Keys of int8 are stored plus 128, which is what flips their highest bit.
+constexpr uint8_t kKeyFlip = 0x80;
 
 float key_of(const KvLayout& kv, const uint8_t* unit, int token, int d) {
   const float scale = has_token_scales(kv.type) ? read_float(unit + kv.key_scales, token)
                       : kv.type == KvType::fp8  ? kv.key_scale
                                                 : 1.0f;
   if (kv.type == KvType::int4) return scale * read_nibble(unit[d / 2 * kUnitTokens + token], d % 2);
-  return scale * read_number(kv.type, unit, key_index(kv, token, d));
+  const int64_t index = key_index(kv, token, d);
+  if (kv.type == KvType::int8) return scale * static_cast<int8_t>(unit[index] ^ kKeyFlip);
+  return scale * read_number(kv.type, unit, index);
 }
 
 float value_of(const KvLayout& kv, const uint8_t* unit, int token, int d) {
@@ -137,7 +150,7 @@ void append_codes(const KvLayout& kv, uint8_t* unit, int slot, const float* key,
   std::memcpy(unit + kv.value_scales + slot * sizeof(float), &value_scale, sizeof(float));
   for (int d = 0; d < kv.padded_dim; ++d) {
     if (kv.type == KvType::int8) {
-      unit[key_index(kv, slot, d)] = static_cast<uint8_t>(keys[d]);
+      unit[key_index(kv, slot, d)] = static_cast<uint8_t>(keys[d]) ^ kKeyFlip;
       unit[kv.values + value_index(kv, slot, d)] = static_cast<uint8_t>(values[d]);
     } else {
       write_nibble(unit + d / 2 * kUnitTokens + slot, d % 2, keys[d]);

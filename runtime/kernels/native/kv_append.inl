@@ -24,6 +24,27 @@ inline void put_value_pairs(const uint16_t* codes, int dim, int slot, uint8_t* v
   for (int d = 0; d < dim; ++d) pairs[2 * d] = codes[d];
 }
 
+// Keys [D / 4][16][4], plus 128; values [4][D][4].
+inline void put_key_quads(const int8_t* codes, int dim, int slot, uint8_t* unit) {
+  for (int d = 0; d < dim; d += 4) {
+    uint32_t quad;
+    std::memcpy(&quad, codes + d, sizeof quad);
+    quad ^= 0x80808080u;
+    std::memcpy(unit + (d / 4 * kUnitTokens + slot) * 4, &quad, sizeof quad);
+  }
+}
+
+inline void put_value_quads(const int8_t* codes, int dim, int slot, uint8_t* values) {
+  uint8_t* quads = values + slot / 4 * dim * 4 + slot % 4;
+  for (int d = 0; d < dim; ++d) quads[4 * d] = static_cast<uint8_t>(codes[d]);
+}
+
+// Values [8][D / 16][2][16].
+inline void put_value_rows(const uint8_t* codes, int dim, int slot, uint8_t* values) {
+  uint8_t* rows = values + slot / 2 * dim * 2 + slot % 2 * 16;
+  for (int d = 0; d < dim; d += 16) std::memcpy(rows + 2 * d, codes + d, 16);
+}
+
 inline void put_key_nibbles(const int8_t* codes, int dim, int slot, uint8_t* unit) {
   for (int d = 0; d < dim; d += 2) {
     const int pair = ((codes[d] + 8) & 15) | ((codes[d + 1] + 8) & 15) << 4;
@@ -104,12 +125,12 @@ void append(const KvLayout& kv, uint8_t* unit, int slot, const float* key, const
       encode_fp8(k, dim, kv.key_scale, bytes[0]);
       encode_fp8(v, dim, kv.value_scale, bytes[1]);
       put_keys(bytes[0], dim, slot, unit);
-      put_values(bytes[1], dim, slot, values);
+      put_value_rows(bytes[1], dim, slot, values);
       return;
     case KvType::int8:
       put_scales(kv, unit, slot, encode_int(k, dim, 127.0f, codes[0]), encode_int(v, dim, 127.0f, codes[1]));
-      put_keys(bytes[0], dim, slot, unit);
-      put_values(bytes[1], dim, slot, values);
+      put_key_quads(codes[0], dim, slot, unit);
+      put_value_quads(codes[1], dim, slot, values);
       return;
     case KvType::int4:
       put_scales(kv, unit, slot, encode_int(k, dim, 7.0f, codes[0]), encode_int(v, dim, 7.0f, codes[1]));

@@ -5,6 +5,7 @@
 
 #if defined(__GNUC__) && !defined(__clang__)
 // g++ 12 takes the undefined registers inside its own AVX-512 intrinsics for a mistake of the caller.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
@@ -30,10 +31,6 @@ inline Floats load_bf16(const uint16_t* p) {
 }
 inline Floats load_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-}
-inline Floats load_s8(const int8_t* p) {
-  return {_mm512_cvtepi32_ps(
-      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 // 16 pairs of bfloat16: the first of each pair, and the second.
 inline void load_bf16_pairs(const uint16_t* p, Floats& first, Floats& second) {
@@ -108,12 +105,12 @@ inline __m128i to_fp8(Floats a) {
   code = _mm512_mask_mov_epi32(code, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7f));
   return _mm512_cvtepi32_epi8(_mm512_or_si512(code, _mm512_slli_epi32(_mm512_srli_epi32(all, 31), 7)));
 }
-// 16 FP8 E4M3 numbers divided by 256: as float16 bits they need only a shift. Exact, subnormals too;
-// the code of NaN reads as 480.
-inline Floats load_fp8(const uint8_t* p) {
-  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m256i kept = _mm256_set1_epi16(static_cast<short>(0xbf80));
-  return {_mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), kept))};
+// 32 FP8 E4M3 numbers divided by 256 as float16: their bits need only a shift. Exact, subnormals too; the
+// code of NaN becomes 480.
+inline void widen_fp8(const uint8_t* p, uint16_t* halves) {
+  const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __m512i kept = _mm512_set1_epi16(static_cast<short>(0xbf80));
+  _mm512_storeu_si512(halves, _mm512_and_si512(_mm512_slli_epi16(wide, 7), kept));
 }
 // The low and the high nibbles of 16 bytes, less 8.
 inline void load_nibbles(const uint8_t* p, Floats& low, Floats& high) {
@@ -153,11 +150,6 @@ inline Floats load_bf16(const uint16_t* p) {
 inline Floats load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
-}
-inline Floats load_s8(const int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
 // 16 pairs of bfloat16: the first of each pair, and the second.
 inline void load_bf16_pairs(const uint16_t* p, Floats& first, Floats& second) {
@@ -267,14 +259,17 @@ inline __m128i to_fp8(Floats a) {
   const __m256i words = pack_words(to_fp8_half(a.lo), to_fp8_half(a.hi));
   return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
-// 16 FP8 E4M3 numbers divided by 256: as float16 bits they need only a shift. Exact, subnormals too;
-// the code of NaN reads as 480.
-inline Floats load_fp8(const uint8_t* p) {
+inline void widen_fp8_half(const uint8_t* p, uint16_t* halves) {
   const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   const __m256i kept = _mm256_set1_epi16(static_cast<short>(0xbf80));
-  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), kept);
-  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
-          _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+  const __m256i bits = _mm256_and_si256(_mm256_slli_epi16(wide, 7), kept);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(halves), bits);
+}
+// 32 FP8 E4M3 numbers divided by 256 as float16: their bits need only a shift. Exact, subnormals too; the
+// code of NaN becomes 480.
+inline void widen_fp8(const uint8_t* p, uint16_t* halves) {
+  widen_fp8_half(p, halves);
+  widen_fp8_half(p + 16, halves + 16);
 }
 inline __m256 nibbles_half(__m256i nibbles) {
   return _mm256_sub_ps(_mm256_cvtepi32_ps(nibbles), _mm256_set1_ps(8.0f));
