@@ -18,8 +18,10 @@ KvCache::KvCache(const Model& model, KvType type, int num_blocks, int block_size
   for (const Layer& layer : model.layers) {
     const Attention& attention = layer.attention;
     const KvLayout layout = make_kv_layout(type, attention.head_dim, layer.key_scale, layer.value_scale);
-    layers_.push_back({layout, attention.num_kv_heads, Buffer(byte_count({units, attention.num_kv_heads, layout.unit_bytes}))});
+    layers_.push_back({layout, bytes_});
+    bytes_ += byte_count({attention.num_kv_heads, layout.unit_bytes});
   }
+  memory_.reserve(byte_count({units, bytes_}));
 }
 
 void KvCache::copy_block(int source, int target) {
@@ -29,11 +31,8 @@ void KvCache::copy_block(int source, int target) {
     }
   }
   if (source == target) return;
-  const int64_t units = block_size_ / kUnitTokens;
-  for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
-    const int64_t bytes = units * layers_[layer].kv_heads * layers_[layer].layout.unit_bytes;
-    std::memcpy(unit(layer, target * units, 0), unit(layer, source * units, 0), bytes);
-  }
+  const int64_t bytes = block_size_ / kUnitTokens * bytes_;
+  std::memcpy(memory_.as<uint8_t>() + target * bytes, memory_.as<uint8_t>() + source * bytes, bytes);
 }
 
 }  // namespace gristmill

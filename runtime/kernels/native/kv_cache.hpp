@@ -1,4 +1,8 @@
 // The paged cache of all layers: units of 16 tokens and one kv head.
+//
+// What all layers keep of the same 16 tokens lies together. So a step that writes new blocks touches a
+// few large pages for the first time, and not one for each layer: with a region a layer, such steps took
+// 200 ms longer on a virtual machine.
 #pragma once
 
 #include <vector>
@@ -19,7 +23,7 @@ class KvCache {
   const KvLayout& layout(int layer) const { return layers_[layer].layout; }
   uint8_t* unit(int layer, int64_t unit, int kv_head) const {
     const LayerCache& cache = layers_[layer];
-    return cache.memory.as<uint8_t>() + (unit * cache.kv_heads + kv_head) * cache.layout.unit_bytes;
+    return memory_.as<uint8_t>() + unit * bytes_ + cache.offset + kv_head * cache.layout.unit_bytes;
   }
 
   // All layers of block `source` over block `target`. Throws std::invalid_argument for a block outside the cache.
@@ -28,11 +32,12 @@ class KvCache {
  private:
   struct LayerCache {
     KvLayout layout;
-    int32_t kv_heads;
-    Buffer memory;
+    int64_t offset;
   };
   int num_blocks_, block_size_;
+  int64_t bytes_ = 0;  // of all layers and heads for 16 tokens
   std::vector<LayerCache> layers_;
+  Buffer memory_;
 };
 
 }  // namespace gristmill
