@@ -6,10 +6,11 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gristmill.runtime.errors import StorageError
 
@@ -20,6 +21,7 @@ __all__ = [
     "sha256_file",
     "storage_errors",
     "write_atomic",
+    "writing_whole",
 ]
 
 _STORAGE_ERRNOS = {
@@ -66,19 +68,29 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` so that `path` holds all of it or keeps what it held. Raises StorageError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+@contextmanager
+def writing_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that becomes `path` when the block ends well, and else leaves `path` as it was.
+
+    Any number of threads and processes may write one path: the last one wins. Raises StorageError.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with storage_errors(path):
         try:
             with temporary.open("wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
             fsync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` so that `path` holds all of it or keeps what it held. Raises StorageError."""
+    with writing_whole(path) as file:
+        file.write(data)
 
 
 def sha256_file(path: Path) -> str:

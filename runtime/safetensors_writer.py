@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gristmill.runtime.errors import InternalError
-from gristmill.runtime.files import fsync_folder, storage_errors
+from gristmill.runtime.files import writing_whole
 from gristmill.runtime.safetensors_files import DTYPES
 from gristmill.runtime.sources.base import Tensor
 
@@ -54,18 +53,9 @@ def write_safetensors(
     StorageError, and InternalError if `tensors` is not exactly what `specs` says.
     """
     header, offsets = _layout(specs)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with storage_errors(path):
-        try:
-            with temporary.open("wb") as file:
-                file.write(header)
-                _write_data(file, specs, offsets, tensors)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            fsync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with writing_whole(path) as file:
+        file.write(header)
+        _write_data(file, specs, offsets, tensors)
 
 
 def _layout(specs: Mapping[str, TensorSpec]) -> tuple[bytes, dict[str, int]]:

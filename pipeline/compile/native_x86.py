@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from gristmill.runtime.executors.native.engine_file import (
     plan_bytes,
 )
 from gristmill.runtime.executors.native.plan_check import check_plan
-from gristmill.runtime.files import fsync_folder, make_folder, sha256_file, storage_errors, write_atomic
+from gristmill.runtime.files import make_folder, sha256_file, write_atomic, writing_whole
 from gristmill.runtime.kernels.layout import (
     TILE_ROWS,
     RowBlock,
@@ -62,19 +61,11 @@ def compile_native(checkpoint: Path, out: Path, on_progress: OnProgress | None =
     _check_supported(opened.plan)
     make_folder(out)
     path = out / WEIGHTS_FILE
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with storage_errors(path):
-        try:
-            with temporary.open("wb") as file:
-                engine = _write(_Writer(file), opened, path, on_progress or (lambda done, total: None))
-                file.flush()
-                os.fsync(file.fileno())
-            engine = replace(engine, sha256=sha256_file(temporary))
-            (out / PLAN_FILE).unlink(missing_ok=True)  # it does not describe the weights that follow
-            temporary.replace(path)
-            fsync_folder(out)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with writing_whole(path) as file:
+        engine = _write(_Writer(file), opened, path, on_progress or (lambda done, total: None))
+        file.flush()
+        engine = replace(engine, sha256=sha256_file(Path(file.name)))
+        (out / PLAN_FILE).unlink(missing_ok=True)  # it does not describe the weights that follow
     write_atomic(out / PLAN_FILE, plan_bytes(engine))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_one(
     with pytest.raises(StorageError, match="No space left"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_many_threads_may_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    contents = [bytes([number]) * 1000 for number in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda data: write_atomic(path, data), contents))
+    assert path.read_bytes() in contents
     assert os.listdir(tmp_path) == ["file"]
 
 
