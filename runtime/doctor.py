@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 import psutil
 
-from gristmill.runtime.errors import UnsupportedError
+from gristmill.runtime.errors import OutsideError, UnsupportedError
 from gristmill.runtime.kernels.instruction_set import ISA_VARIABLE, chosen_instruction_set
 from gristmill.runtime.machine import CpuLimits, MemoryLimit, cpu_limits, memory_limit, processor_name
 from gristmill.runtime.memory import FreeMemory, free_memory
@@ -78,7 +78,7 @@ def examine(environment: Mapping[str, str] = os.environ) -> MachineReport:
     """Look and measure, in some seconds.
 
     Raises UnsupportedError for a GRISTMILL_ISA that this machine does not run,
-    and where the native engine is not built.
+    and where the native engine is not built, OutsideError for what the system refuses.
     """
     known = _instruction_sets()
     forced = environment.get(ISA_VARIABLE) or None
@@ -97,15 +97,22 @@ def examine(environment: Mapping[str, str] = os.environ) -> MachineReport:
 
 
 def measure_speeds(instruction_set: str, buffer_bytes: int, threads: int | None = None) -> Speeds:
-    """Read a buffer and run each kind of multiply-add, by default with all threads that may be used."""
+    """Read a buffer and run each kind of multiply-add, by default with all threads that may be used.
+
+    Raises OutsideError where the system has not the threads or the memory for it.
+    """
     native = _native_module()
     count = threads or native.effective_threads()
-    return Speeds(
-        threads=count,
-        instruction_set=instruction_set,
-        gigabytes=native.measure_bandwidth(count, buffer_bytes),
-        multiply_adds=MappingProxyType(dict(native.measure_compute(instruction_set, count))),
-    )
+    try:
+        gigabytes = native.measure_bandwidth(count, buffer_bytes)
+        multiply_adds = MappingProxyType(dict(native.measure_compute(instruction_set, count)))
+    except (OSError, MemoryError) as error:
+        raise OutsideError(
+            f"the system refuses {count} threads or {buffer_bytes >> 20} MiB to measure with",
+            found=str(error) or "no memory",
+            hint="raise the limit on processes and memory",
+        ) from error
+    return Speeds(count, instruction_set, gigabytes, multiply_adds)
 
 
 def _instruction_sets() -> tuple[str, ...]:

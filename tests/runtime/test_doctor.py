@@ -7,7 +7,8 @@ import json
 import pytest
 
 from gristmill.runtime.doctor import MachineReport, examine, measure_speeds
-from gristmill.runtime.errors import InputError
+from gristmill.runtime.errors import InputError, OutsideError
+from tests.little_memory import little_memory
 
 FORMATS = {"int8", "bfloat16", "float32"}
 
@@ -45,6 +46,13 @@ def test_both_ways_to_count_threads_agree(report: MachineReport) -> None:
 def test_speeds_are_measured_with_the_threads_asked_for() -> None:
     speeds = measure_speeds("scalar", 1 << 24, threads=1)
     assert (speeds.threads, speeds.instruction_set) == (1, "scalar")
+
+
+@pytest.mark.parametrize(("threads", "buffer"), [(500, 1 << 20), (1, 1 << 30)])
+def test_threads_and_memory_that_the_system_refuses_are_named(threads: int, buffer: int) -> None:
+    message = f"the system refuses {threads} threads or {buffer >> 20} MiB to measure with; found "
+    with little_memory(64), pytest.raises(OutsideError, match=message):
+        measure_speeds("scalar", buffer, threads)
 
 
 def test_the_report_is_json(report: MachineReport) -> None:

@@ -26,6 +26,7 @@ _UNIT_TOKENS = 16
 _MOST_THREADS = 512
 _MOST_THREADS_A_PROCESSOR = 4
 _MOST_UNITS = 2**31 - 1
+_MOST_BLOCK_TOKENS = 2**31 - _UNIT_TOKENS
 
 
 class NativeExecutor:
@@ -124,6 +125,12 @@ def _check_settings(cache: KVCacheConfig, options: ExecutorOptions) -> None:
             "KV cache of the native engine",
             found=f"{cache.num_blocks} blocks of {cache.block_size} tokens",
             expected=f"at least one block of a multiple of {_UNIT_TOKENS} tokens",
+        )
+    if cache.block_size > _MOST_BLOCK_TOKENS:
+        raise InputError(
+            "KV cache of the native engine",
+            found=f"blocks of {cache.block_size} tokens",
+            expected=f"at most {_MOST_BLOCK_TOKENS}",
         )
     most_blocks = _MOST_UNITS // (cache.block_size // _UNIT_TOKENS)
     if cache.num_blocks > most_blocks:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ import pytest
 from gristmill.runtime.errors import OutsideError
 from gristmill.runtime.executors.base import SequenceStep
 from gristmill.runtime.executors.native.stored import EngineFile
+from tests.little_memory import little_memory
 from tests.runtime.executors.native.tiny_engines import OpenExecutor, TinyEngine, all_rows, random_tokens
 
 MakeEngine = Callable[[str, str], TinyEngine]
@@ -23,19 +21,6 @@ MakeEngine = Callable[[str, str], TinyEngine]
 @pytest.fixture(scope="module")
 def engine(tiny_engine: MakeEngine) -> EngineFile:
     return tiny_engine("shared key heads", "mixed").file
-
-
-@contextmanager
-def little_memory(megabytes: int) -> Iterator[None]:
-    """The process may map only so much more."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + (megabytes << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def threads_fall_to(count: int) -> bool:

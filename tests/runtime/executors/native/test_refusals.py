@@ -87,6 +87,7 @@ def test_a_refused_step_writes_nothing(executor: NativeExecutor) -> None:
         ({"block_size": -16}, "blocks of -16 tokens"),
         ({"blocks": 2**31}, "found 2147483648 blocks; expected at most 2147483647"),
         ({"blocks": 2**30, "block_size": 32}, "found 1073741824 blocks; expected at most 1073741823"),
+        ({"blocks": 1, "block_size": 2**31}, "blocks of 2147483648 tokens; expected at most 2147483632"),
         ({"threads": 0}, "threads of the native engine; found 0; expected 1 to"),
         ({"threads": -1}, "threads of the native engine; found -1; expected 1 to"),
         ({"threads": 10_000}, "threads of the native engine; found 10000; expected 1 to"),
