@@ -77,7 +77,8 @@ class LLMEngine:
     """Serves many requests over one executor by continuous batching.
 
     One thread calls `add_request`, `abort`, `step` and `close`; `prepare`,
-    `stats`, `retry_after` and the properties may be used from any. Takes the executor over and closes it.
+    `stats`, `retry_after`, `step_costs` and the properties may be used from any.
+    Takes the executor over and closes it.
     `clock` tells the seconds from which it learns how long steps take.
     """
 
@@ -176,6 +177,10 @@ class LLMEngine:
     def retry_after(self) -> float:
         """Seconds until the queue has likely moved, by what steps took so far."""
         return self._scheduler.retry_after()
+
+    def step_costs(self) -> dict[str, float]:
+        """Seconds of a step by what it does, as learned so far."""
+        return self._scheduler.step_costs()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; on the thread that steps. Requests that run go on."""

@@ -15,7 +15,10 @@ from operator import add, mul
 
 from gristmill.runtime.core.step_plan import StepWork
 
-__all__ = ["CostModel"]
+__all__ = ["COSTS", "CostModel"]
+
+COSTS = ("step", "prefill_token", "thousand_prefill_pairs", "decode", "thousand_context_tokens", "logit_row")
+"""The counts by name, in the order of the weights."""
 
 # Seconds of a step by itself, a prompt's token, 1,000 pairs of its attention, a decode, 1,000 tokens of its
 # context and a further row of logits. Rather slow, so that the first steps are short.

@@ -24,7 +24,7 @@ from operator import attrgetter
 
 from gristmill.runtime.core.block_tables import BlockTables
 from gristmill.runtime.core.config import SchedulerConfig
-from gristmill.runtime.core.cost_model import CostModel
+from gristmill.runtime.core.cost_model import COSTS, CostModel
 from gristmill.runtime.core.integrity import problems
 from gristmill.runtime.core.limits import check_fits, queue_full
 from gristmill.runtime.core.request import Request, RequestState
@@ -101,6 +101,10 @@ class Scheduler:
     def num_vacancies(self) -> int:
         """How many more requests `add` accepts now, if their prompts are not too long together."""
         return max(0, self._config.capacity - len(self._requests))
+
+    def step_costs(self) -> dict[str, float]:
+        """Seconds of a step by what it does, as learned so far, see `CostModel`."""
+        return dict(zip(COSTS, self._cost.weights, strict=True))
 
     def retry_after(self) -> float:
         """Seconds until the prompts that wait have likely been read, and until a slot is likely free."""

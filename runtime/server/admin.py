@@ -46,7 +46,7 @@ def admin_routes(models: Mapping[str, ServedModel], reloader: Reloader | None) -
         return JSONResponse({"status": "reloaded", "model": name, "digest": after, "replaced": before})
 
     async def stats(request: Request) -> Response:
-        """Counts, settings and memory of every model and of the process."""
+        """Counts, settings, learned costs and memory of every model and of the process."""
         used = psutil.Process().memory_info()
         return JSONResponse(
             {
@@ -65,7 +65,10 @@ def admin_routes(models: Mapping[str, ServedModel], reloader: Reloader | None) -
 
 def _stats(model: ServedModel) -> dict[str, Any]:
     stats = model.engine.stats()
-    return {"stats": asdict(stats) | {"kv_cache_usage": stats.kv_cache_usage}}
+    return {
+        "stats": asdict(stats) | {"kv_cache_usage": stats.kv_cache_usage},
+        "step_costs_s": model.engine.engine.step_costs(),
+    }
 
 
 async def _between_steps(model: ServedModel) -> None:

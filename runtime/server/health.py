@@ -1,4 +1,4 @@
-"""/health, /ready, /metrics and /info: what a supervisor, a balancer and an operator look at."""
+"""/health, /ready, /metrics, /info and /version: what a supervisor, a balancer and an operator look at."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gristmill.runtime.machine import cpu_limits, memory_limit, processor_name
 from gristmill.runtime.server.lifecycle import Lifecycle
 from gristmill.runtime.server.metrics import Metrics
 from gristmill.runtime.server.models import ServedModel, model_card
-from gristmill.runtime.server.paths import HEALTH, INFO, METRICS, READY
+from gristmill.runtime.server.paths import HEALTH, INFO, METRICS, READY, VERSION
 
 __all__ = ["describe_model", "describe_server", "health_routes"]
 
@@ -46,16 +46,23 @@ def health_routes(models: Mapping[str, ServedModel], metrics: Metrics, lifecycle
     async def info(request: Request) -> Response:
         return JSONResponse(describe_server(models))
 
-    return [Route(HEALTH, health), Route(READY, ready), Route(METRICS, scrape), Route(INFO, info)]
+    async def version(request: Request) -> Response:
+        return JSONResponse({"version": _version()})
+
+    return [
+        Route(HEALTH, health),
+        Route(READY, ready),
+        Route(METRICS, scrape),
+        Route(INFO, info),
+        Route(VERSION, version),
+    ]
 
 
 def describe_server(models: Mapping[str, ServedModel]) -> dict[str, Any]:
     """What runs, on what, and where its memory goes."""
-    from importlib.metadata import version  # only here: it brings a parser of mails along
-
     container, cores = memory_limit(), cpu_limits()
     return {
-        "version": version("gristmill"),
+        "version": _version(),
         "python": platform.python_version(),
         "pid": os.getpid(),
         "processor": processor_name(),
@@ -73,6 +80,12 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
         "settings": asdict(model.engine.engine.settings),
         "memory": None if memory is None else memory.to_dict(),
     }
+
+
+def _version() -> str:
+    from importlib.metadata import version  # only here: it brings a parser of mails along
+
+    return version("gristmill")
 
 
 def _fault(model: ServedModel) -> dict[str, Any] | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["ADMIN", "HEALTH", "INFO", "METRICS", "OPEN", "READY", "is_admin", "is_control"]
+__all__ = ["ADMIN", "HEALTH", "INFO", "METRICS", "OPEN", "READY", "VERSION", "is_admin", "is_control"]
 
 HEALTH = "/health"
 READY = "/ready"
 METRICS = "/metrics"
 INFO = "/info"
+VERSION = "/version"
 ADMIN = "/admin"
 OPEN = frozenset({HEALTH, READY})  # answered without a key: a load balancer has none
-_CONTROL = frozenset({HEALTH, READY, METRICS, INFO})
+_CONTROL = frozenset({HEALTH, READY, METRICS, INFO, VERSION})
 
 
 def is_admin(path: str) -> bool:

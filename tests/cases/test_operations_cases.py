@@ -239,6 +239,7 @@ def test_c41_tenants_share_no_cached_prefix(make_engine: MakeEngine, serve: Serv
         ("POST", "/score"),
         ("POST", "/reset_prefix_cache"),
         ("GET", "/info"),
+        ("GET", "/version"),
         ("GET", "/metrics"),
         ("GET", "/openapi.json"),
         ("POST", "/v1/embeddings"),

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from typing import Any
 
 import httpx
 
+from gristmill.runtime.core.cost_model import COSTS
 from gristmill.runtime.engine import LLMEngine
 from gristmill.runtime.errors import IntegrityError
 from gristmill.runtime.server.models import LoadedModel
@@ -57,6 +59,20 @@ def test_stats_hold_counts_settings_and_memory(make_engine: MakeEngine, serve: S
     assert model["settings"]["max_num_seqs"] == 3
     assert model["stats"]["num_running"] == model["stats"]["kv_cache_usage"] == 0
     assert found["memory"]["resident"] > 1 << 20
+
+
+def test_stats_hold_what_the_scheduler_learned_of_steps(make_engine: MakeEngine, serve: Serve) -> None:
+    url = serve(settings=SETTINGS, m=make_engine()).url
+    before = stats(url)["models"][0]["step_costs_s"]
+    complete(url)
+    after = stats(url)["models"][0]["step_costs_s"]
+    assert set(after) == set(COSTS)
+    assert after != before
+    assert all(seconds >= 0 for seconds in after.values())
+
+
+def test_the_version_is_told_as_vllm_tells_it(make_engine: MakeEngine, serve: Serve) -> None:
+    assert httpx.get(f"{serve(m=make_engine()).url}/version").json() == {"version": version("gristmill")}
 
 
 def test_a_model_is_replaced_while_the_old_one_finishes(make_engine: MakeEngine, serve: Serve) -> None:
