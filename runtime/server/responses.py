@@ -8,7 +8,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-__all__ = ["RESPONSES", "STREAMED", "ErrorResponse"]
+__all__ = [
+    "RESPONSES",
+    "STREAMED",
+    "ApplyTemplateResponse",
+    "ChatResponse",
+    "CompletionResponse",
+    "DetokenizeResponse",
+    "ErrorResponse",
+    "ModelCard",
+    "ModelList",
+    "TokenizeResponse",
+]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 RankedTokens = dict[str, dict[str, Any]]

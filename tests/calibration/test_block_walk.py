@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -20,7 +18,7 @@ from gristmill.calibration.walk import BlockWalk
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.executors.reference.blocks import rms_norm, to_torch
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan
-from gristmill.runtime.sources.base import ModelSource, Tensor
+from gristmill.runtime.sources.base import ModelSource
 from gristmill.runtime.sources.hf_folder import HfFolder
 
 Compute = Literal["bfloat16", "float32"]
@@ -32,46 +30,6 @@ SEQUENCES = tuple(
     for start, length in enumerate((9, 4, 17, 9, 1, 12, 9, 6))
 )
 ONE_BATCH, MANY_BATCHES = 4096, 20
-
-
-class RecordingSource:
-    """A source that hands out arrays of its own and knows which were asked for and which still live."""
-
-    def __init__(self, source: ModelSource) -> None:
-        self._source = source
-        self._handed_out: list[tuple[str, weakref.ref[Any]]] = []
-        self.loads: list[str] = []
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def revision(self) -> str | None:
-        return self._source.revision
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self._source.config
-
-    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._source.tensor_shapes()
-
-    def side_files(self) -> Mapping[str, bytes]:
-        return self._source.side_files()
-
-    def digest(self) -> str:
-        return self._source.digest()
-
-    def alive(self) -> frozenset[str]:
-        return frozenset(name for name, array in self._handed_out if array() is not None)
-
-    def load(self, name: str) -> Tensor:
-        self.loads.append(name)
-        # float32 and writable: torch shares such an array's memory, so it lives as long as its tensor
-        array = np.array(self._source.load(name), dtype=np.float32)
-        self._handed_out.append((name, weakref.ref(array)))
-        return array
 
 
 @pytest.fixture(scope="module")
@@ -391,21 +349,3 @@ def test_there_is_no_drift_without_an_original(plan: ModelPlan, source: HfFolder
     walk = BlockWalk(plan, source, SEQUENCES, compute="float32", follow_original=False)
     weights = load_block(source, plan.layers[0], walk.dtype)
     assert all(one.drift is None for one in pass_in_stages(walk, plan.layers[0], weights, weights))
-
-
-def test_only_one_block_of_weights_is_alive_at_a_time(plan: ModelPlan, source: HfFolder) -> None:
-    recorded = RecordingSource(source)
-    walk = BlockWalk(plan, recorded, SEQUENCES, compute="float32")
-    assert recorded.alive() == frozenset()  # the embedding is gone, too
-    for layer in plan.layers:
-        weights = load_block(recorded, layer, walk.dtype)
-        pass_in_stages(walk, layer, weights, coarse(weights))
-        assert recorded.alive() == frozenset(layer.tensor_names())
-        del weights
-        assert recorded.alive() == frozenset()
-    names = recorded.loads
-    blocks = [set(layer.tensor_names()) for layer in plan.layers]
-    sizes = [1, *map(len, blocks)]
-    parts = [set(names[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes))]
-    assert parts == [{f"{plan.embedding}.weight"}, *blocks]
-    assert len(names) == sum(sizes)
