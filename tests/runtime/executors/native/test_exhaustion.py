@@ -47,10 +47,8 @@ def test_threads_that_can_not_start_are_an_error_and_the_others_end(
 def test_a_cache_that_does_not_fit_is_an_error_that_says_its_size(
     blocks: int, engine: EngineFile, open_native: OpenExecutor
 ) -> None:
-    bytes_a_layer = blocks * 2 * 2 * 16 * 16 * 4  # keys and values of 2 heads, 16 tokens, 16 float32
-    message = (
-        f"a KV cache of {blocks} blocks of 16 tokens does not fit; found no memory for {bytes_a_layer} bytes"
-    )
+    size = len(engine.plan.layers) * blocks * 2 * 2 * 16 * 16 * 4  # keys and values of 2 heads in float32
+    message = f"a KV cache of {blocks} blocks of 16 tokens does not fit; found no memory for {size} bytes"
     with little_memory(64), pytest.raises(OutsideError, match=message):
         open_native(engine, blocks=blocks)
 
