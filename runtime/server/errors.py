@@ -32,6 +32,7 @@ _STATUS_BY_CODE: Mapping[str, int] = MappingProxyType(
         "invalid_api_key": 401,
         "forbidden": 403,
         "model_not_found": 404,
+        "request_timeout": 408,
         "busy": 409,
         "request_too_large": 413,
         "queue_full": 429,
@@ -94,7 +95,7 @@ async def on_error(request: Request, error: Exception) -> Response:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Handler for an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    message = f"{request.method} {request.url.path:.200}: {error.detail}"
     body = _body(message, error.status_code, param=None, code=None)
     return JSONResponse(body, error.status_code, error.headers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
@@ -15,23 +16,32 @@ from gristmill.runtime.server.fields import supported_fields
 __all__ = ["MAX_BODY_BYTES", "parse_request", "read_object"]
 
 MAX_BODY_BYTES = 4 << 20
+_BODY_SECONDS = 60.0
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
-async def read_object(request: Request) -> dict[str, Any]:
-    """The JSON object in a request's body. Raises RequestError, ClientDisconnect if the client has left."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY_BYTES:
-            raise RequestError(
-                "the request body is too large",
-                code="request_too_large",
-                expected=f"at most {MAX_BODY_BYTES} bytes",
-            )
+async def read_object(request: Request, *, seconds: float = _BODY_SECONDS) -> dict[str, Any]:
+    """The JSON object in a request's body.
+
+    Raises RequestError, also for a body that takes longer than `seconds`, and ClientDisconnect
+    if the client has left.
+    """
     try:
-        value = json.loads(bytes(body), parse_constant=_refuse_constant)
+        async with asyncio.timeout(seconds):
+            body = await _read_body(request)
+    except TimeoutError as error:
+        raise RequestError(
+            "the request body does not arrive",
+            code="request_timeout",
+            found=f"less than all of it after {seconds:g} s",
+        ) from error
+    except asyncio.CancelledError as error:  # by the server's end alone, which the client is told
+        raise RequestError(
+            "the server is shutting down and the request body has not arrived", code="shutting_down"
+        ) from error
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(
             "the request body is not valid JSON",
@@ -54,6 +64,24 @@ def parse_request(
         return kind.model_validate(fields)
     except ValidationError as error:
         raise _first_fault(error) from error
+
+
+async def _read_body(request: Request) -> bytes:
+    _check_size(int(request.headers.get("content-length", 0)))
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        _check_size(len(body))
+    return bytes(body)
+
+
+def _check_size(num_bytes: int) -> None:
+    if num_bytes > MAX_BODY_BYTES:
+        raise RequestError(
+            "the request body is too large",
+            code="request_too_large",
+            expected=f"at most {MAX_BODY_BYTES} bytes",
+        )
 
 
 def _refuse_constant(name: str) -> NoReturn:

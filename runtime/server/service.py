@@ -187,6 +187,7 @@ def _uvicorn_server(app: ASGIApp) -> uvicorn.Server:
         log_config=None,
         access_log=False,
         lifespan="off",
+        ws="none",
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
