@@ -104,6 +104,7 @@ def test_a_file_holds_options_and_the_command_line_wins(
         ("max-num-seqs: many", "--max-num-seqs"),
         ("- a list", "holds no options"),
         ("a: [", "can't read the options"),
+        ("port: &a [*a]", "--port"),
         ("config: x.yaml", "unknown option; found config"),
         ("log-format: xml", "--log-format; found xml; expected text or json"),
     ],

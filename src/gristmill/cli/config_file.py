@@ -67,7 +67,7 @@ def _key(name: str) -> str:
 def _text(value: Any) -> Any:
     """A value as the command line would have it: what is wrong with it is then said in the same words."""
     if isinstance(value, list):
-        return [_text(entry) for entry in value]
+        return [str(entry) for entry in value]  # not further down: with anchors a list may hold itself
     return value if isinstance(value, bool) or value is None else str(value)
 
 
