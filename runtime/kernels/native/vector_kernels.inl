@@ -12,6 +12,7 @@
 #if defined(__AMX_INT8__)
 #include "linear_int8_amx.inl"
 #include "linear_bfloat16_amx.inl"
+#include "attention_amx.inl"
 #endif
 #include "peak.inl"
 
@@ -27,6 +28,7 @@ KernelTable vector_table(const char* name) {
   table.panel = 16;
   set_linear_int8_tile_kernels(table);
   set_linear_bfloat16_tile_kernels(table);
+  set_attention_tile_kernels(table);
 #endif
   set_peak_kernels(table);
   return table;
