@@ -8,7 +8,7 @@
 namespace attention_amx {
 
 // Tiles 0 .. 3: sums [rows][16]; 4: queries or weights [rows][2 pairs]; 5 .. 7: keys or values
-// [pairs][16][2]. Several of these, since a product keeps its tile until it is done.
+// [pairs][16][2].
 struct RowTiles {
   alignas(64) TileConfig of[kMostAttendRows];
 };
