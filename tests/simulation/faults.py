@@ -213,7 +213,12 @@ FAULTS: Mapping[str, Fault] = {
         "not conserved|pool is empty|KeyError|dictionary is empty",
     ),
     "a preempted request keeps its progress": (BlockTables, "leave", _leave_computed, "waits and holds"),
-    "a token has no block": (BlockTables, "grow", lambda _: lambda *args: True, "without a block|holds 0 blocks"),
+    "a token has no block": (
+        BlockTables,
+        "grow",
+        lambda _: lambda *args: True,
+        "without a block|holds 0 blocks",
+    ),
     "equals leave for newcomers": (
         room,
         "_less_urgent",
