@@ -21,7 +21,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
-from gristmill.runtime.engine import EngineRequest, EngineStats, LLMEngine
+from gristmill.runtime.engine import EngineRequest, LLMEngine
+from gristmill.runtime.engine_stats import EngineStats
 from gristmill.runtime.errors import GristmillError, InternalError, RequestError
 from gristmill.runtime.liveness import Liveness, Stall
 from gristmill.runtime.outputs import OutputDelta

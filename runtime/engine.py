@@ -16,6 +16,7 @@ from gristmill.runtime.core.config import SchedulerConfig
 from gristmill.runtime.core.limits import check_fits
 from gristmill.runtime.core.scheduler import Scheduler
 from gristmill.runtime.core.step_plan import Chunk, StepPlan
+from gristmill.runtime.engine_stats import EngineStats
 from gristmill.runtime.errors import GristmillError, InputError, RequestError
 from gristmill.runtime.executors.base import Executor, ExecutorInfo, SequenceStep
 from gristmill.runtime.generation import Generation
@@ -27,7 +28,7 @@ from gristmill.runtime.settings import EngineSettings
 from gristmill.runtime.step_profile import StepProfile
 from gristmill.runtime.tokenizer import Tokenizer
 
-__all__ = ["EngineRequest", "EngineStats", "LLMEngine"]
+__all__ = ["EngineRequest", "LLMEngine"]
 
 _logger = logging.getLogger(__name__)
 
@@ -45,32 +46,6 @@ class EngineRequest:
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """The engine's state at this moment.
-
-    `num_waiting_tokens` are the prompt tokens of waiting requests. A free block
-    may still hold a cached prefix: `num_cached_blocks` do. The last four count from the start:
-    `prefix_queries` prompt tokens were looked up in the prefix cache and `prefix_hits` found.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_blocks: int
-    num_free_blocks: int
-    num_preemptions: int
-    num_waiting_tokens: int = 0
-    num_cached_blocks: int = 0
-    num_recomputed: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-
-    @property
-    def kv_cache_usage(self) -> float:
-        """Share of the cache's blocks that requests hold."""
-        return 1.0 - self.num_free_blocks / self.num_blocks
 
 
 class LLMEngine:
@@ -166,6 +141,7 @@ class LLMEngine:
             num_waiting=scheduler.num_waiting,
             num_blocks=scheduler.config.num_blocks,
             num_free_blocks=scheduler.num_free_blocks,
+            num_held_blocks=scheduler.num_held_blocks,
             num_preemptions=counts.preemptions,
             num_waiting_tokens=scheduler.num_waiting_tokens,
             num_cached_blocks=scheduler.num_cached_blocks,

@@ -14,10 +14,12 @@ __all__ = ["BlockPool"]
 class BlockPool:
     """Hands out block ids from 0 to `num_blocks - 1`, each free or held by one or more block tables.
 
-    A block that `index` knows keeps its contents when nobody holds it any more,
-    and is given away last: after all others, the one unused longest first. A
-    table gives its blocks back from the end and holds all blocks that its own
-    continue, so in that order a block always comes before the one it continues.
+    A prompt's blocks are reserved, as a number, when it enters, and taken as it
+    is read: until then they may keep a cached prefix. A block that `index` knows
+    keeps its contents when nobody holds it any more, and is given away last:
+    after all others, the one unused longest first. A table gives its blocks back
+    from the end and holds all blocks that its own continue, so in that order a
+    block always comes before the one it continues.
     """
 
     def __init__(self, num_blocks: int, index: PrefixCache) -> None:
@@ -25,6 +27,7 @@ class BlockPool:
         self._free = deque(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
+        self._num_reserved = 0
         self._index = index
 
     @property
@@ -34,8 +37,13 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can still give, cached ones included."""
-        return len(self._free) + len(self._cached)
+        """Blocks that nobody holds and nobody has reserved, cached ones included."""
+        return len(self._free) + len(self._cached) - self._num_reserved
+
+    @property
+    def num_held(self) -> int:
+        """Blocks in one or more tables."""
+        return self.num_blocks - len(self._free) - len(self._cached)
 
     @property
     def num_cached(self) -> int:
@@ -46,8 +54,24 @@ class BlockPool:
         """Tables that hold `block`."""
         return self._references[block]
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, each with one reference; asking for more than `num_free` is a fault."""
+    def reserve(self, count: int) -> None:
+        """Keep `count` of the free blocks for later; asking for more than `num_free` is a fault."""
+        if count > self.num_free:
+            raise InternalError("the block pool is empty", found=f"{self.num_free} free", expected=count)
+        self._num_reserved += count
+
+    def cancel(self, count: int) -> None:
+        """Give back `count` reserved blocks that were not taken."""
+        if count > self._num_reserved:
+            raise InternalError("blocks were not reserved", found=self._num_reserved, expected=count)
+        self._num_reserved -= count
+
+    def allocate(self, count: int, reserved: int = 0) -> list[int]:
+        """Take `count` blocks, `reserved` of them reserved before, each with one reference.
+
+        Asking for more than those and `num_free` is a fault.
+        """
+        self.cancel(reserved)
         if count > self.num_free:
             raise InternalError("the block pool is empty", found=f"{self.num_free} free", expected=count)
         blocks = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
@@ -83,13 +107,20 @@ class BlockPool:
         self._free.extend(self._cached)
         self._cached.clear()
 
-    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+    def check_integrity(self, tables: Iterable[Sequence[int]], num_reserved: int = 0) -> None:
         """Raise InternalError unless blocks are conserved.
 
         The laws: a block's references are the tables that hold it; a block
         without references is cached if it is indexed and free if not, each once;
-        of two cached blocks the continuation is evicted first.
+        `num_reserved`, what all requests together have reserved, is there; of
+        two cached blocks the continuation is evicted first.
         """
+        if self._num_reserved != num_reserved or self.num_free < 0:
+            raise InternalError(
+                "reserved blocks are not conserved",
+                found=f"{self._num_reserved} with {self.num_free} free beside them",
+                expected=num_reserved,
+            )
         held = Counter(block for table in tables for block in table)
         for block, references in enumerate(self._references):
             if references != held[block]:
@@ -98,7 +129,11 @@ class BlockPool:
                 )
         unused = [block for block, references in enumerate(self._references) if references == 0]
         if sorted((*self._free, *self._cached)) != unused:
-            raise InternalError("free blocks are not conserved", found=self.num_free, expected=len(unused))
+            raise InternalError(
+                "free blocks are not conserved",
+                found=len(self._free) + len(self._cached),
+                expected=len(unused),
+            )
         if any(block in self._index for block in self._free):
             raise InternalError("a free block is indexed")
         self._check_eviction_order()

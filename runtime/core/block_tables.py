@@ -45,34 +45,40 @@ class BlockTables:
         return place, tuple(request.token_ids[start:end])
 
     def enter(self, request: Request) -> tuple[int, int] | None:
-        """Give a request with a fresh chain its blocks; returns the copy that it needs, if any."""
+        """Reserve what a request with a fresh chain needs beside it; returns the copy to make, if any."""
         chain, size = request.chain, self._config.block_size
         source, shared = self._partial_hit(request)
         request.block_table = array("i", [cached.block for cached in chain])
         self.pool.share(request.block_table)
-        missing = self._config.blocks_for(request.num_held_tokens) - len(chain)
-        request.block_table.extend(self.pool.allocate(missing))
+        request.num_reserved = self._config.blocks_for(request.num_held_tokens) - len(chain)
+        self.pool.reserve(request.num_reserved)
         request.num_computed = len(chain) * size + shared
         request.indexes = self._config.prefix_caching
         # The source may be given away by now. It still holds its tokens: copies come before anything is
         # written, and in the order in which they were planned.
-        return None if source is None else (source.block, request.block_table[len(chain)])
+        if source is None:
+            return None
+        self.grow(request, request.num_computed)
+        return source.block, request.block_table[len(chain)]
 
-    def grow(self, request: Request) -> bool:
-        """Hold a block for each known token; False when none is free."""
-        room = len(request.block_table) * self._config.block_size
-        if room >= len(request.token_ids):
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Hold blocks for the first `num_tokens`, those reserved before others; False when none is free."""
+        missing = self._config.blocks_for(num_tokens) - len(request.block_table)
+        if missing <= 0:
             return True
-        missing = self._config.blocks_for(len(request.token_ids) - room)
-        if missing > self.pool.num_free:
+        reserved = min(missing, request.num_reserved)
+        if missing - reserved > self.pool.num_free:
             return False
-        request.block_table.extend(self.pool.allocate(missing))
+        request.block_table.extend(self.pool.allocate(missing, reserved))
+        request.num_reserved -= reserved
         return True
 
     def leave(self, request: Request) -> None:
         """Take all blocks back; the chain stays with the request, for its return."""
         self.pool.release(request.block_table)
+        self.pool.cancel(request.num_reserved)
         request.block_table = array("i")
+        request.num_reserved = 0
         request.num_computed = 0
         request.indexes = False
 
@@ -97,7 +103,8 @@ class BlockTables:
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
         """Raise InternalError unless blocks are conserved and the index agrees with them."""
-        self.pool.check_integrity(request.block_table for request in requests)
+        reserved = sum(request.num_reserved for request in requests)
+        self.pool.check_integrity((request.block_table for request in requests), reserved)
         self._cache.check_integrity()
 
     def _partial_hit(self, request: Request) -> tuple[CachedBlock | None, int]:

@@ -34,7 +34,7 @@ def problems(
 def _problems_of_waiting(request: Request) -> Iterator[str]:
     if request.state is not RequestState.WAITING:
         yield f"{request.request_id} waits as {request.state.value}"
-    if request.block_table or request.num_computed:
+    if request.block_table or request.num_computed or request.num_reserved:
         yield f"{request.request_id} waits and holds blocks"
 
 
@@ -43,8 +43,11 @@ def _problems_of_running(config: SchedulerConfig, request: Request) -> Iterator[
     if request.state is not RequestState.RUNNING or request.num_remaining < 0:
         yield f"{name} does not run"
     most = config.blocks_for(max(len(request.token_ids), request.num_held_tokens))
-    if not config.blocks_for(request.num_computed) <= len(table) <= most:
+    promised = len(table) + request.num_reserved
+    if not config.blocks_for(request.num_computed) <= len(table) <= promised <= most:
         yield f"{name} holds {len(table)} blocks for {request.num_computed} computed tokens"
+    if request.num_remaining > 1 and promised < config.blocks_for(len(request.token_ids)):
+        yield f"{name} has {promised} blocks for {len(request.token_ids)} tokens"
     if len(set(table)) != len(table):
         yield f"{name} holds a block twice"
     full = request.num_computed // config.block_size

@@ -34,6 +34,7 @@ class Request:
     with the same `cache_salt` share cached prefixes; `num_cached` prompt tokens
     were found there when it first began to run.
 
+    `num_reserved` blocks are promised to it and join its table as it is read.
     `chain` are the cached blocks of its first tokens. A running request holds
     them at the front of its table, and adds its own while `indexes` is true; a
     waiting one only remembers where it found them.
@@ -53,6 +54,7 @@ class Request:
     num_recomputed: int = field(init=False, default=0)
     num_cached: int = field(init=False, default=0)
     block_table: array[int] = field(init=False, default_factory=lambda: array("i"))
+    num_reserved: int = field(init=False, default=0)
     chain: list[CachedBlock] = field(init=False, default_factory=list)
     indexes: bool = field(init=False, default=False)
     num_preemptions: int = field(init=False, default=0)

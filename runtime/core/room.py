@@ -23,8 +23,9 @@ class Room:
         self._num_free = pool.num_free
 
     def leave(self, request: Request) -> None:
-        """Count with the slot of `request`, and with those of its blocks that nobody else holds."""
+        """Count with the slot of `request`, and with what only it holds or has reserved."""
         self._staying.remove(request)
+        self._num_free += request.num_reserved
         for block in request.block_table:
             self._given_back[block] += 1
             self._num_free += self._holders(block) == 0

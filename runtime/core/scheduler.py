@@ -4,8 +4,8 @@ Each step takes one token of every decoding request, then shares what the time
 allows among a few prompts. Requests run and wait in one order: by priority,
 then by arrival.
 
-Blocks. A request enters when all blocks for its known tokens are free, so that
-a prompt never stalls half way. It brings the blocks that the prefix cache has
+Blocks. A request enters when all blocks for its known tokens are free, and
+reserves them, so that a prompt never stalls half way. It brings the blocks that the prefix cache has
 of its tokens. When a decode finds no free block, the last request in order
 gives its blocks back and computes again later what the cache has lost by then.
 
@@ -89,8 +89,13 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks of the cache that no request holds."""
+        """Blocks of the cache that no request holds or has reserved."""
         return self._tables.pool.num_free
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks of the cache that requests hold."""
+        return self._tables.pool.num_held
 
     @property
     def num_cached_blocks(self) -> int:
@@ -197,7 +202,9 @@ class Scheduler:
         for request in list(self._running):
             if request.num_remaining != 1:
                 continue
-            while request.state is RequestState.RUNNING and not self._tables.grow(request):
+            while request.state is RequestState.RUNNING and not self._tables.grow(
+                request, len(request.token_ids)
+            ):
                 self._preempt(next(r for r in reversed(self._running) if not r.is_protected))
             if request.state is RequestState.RUNNING:
                 decodes.append(request)
@@ -314,7 +321,12 @@ class Scheduler:
         if decode_work.decodes and readers:
             tokens = largest_budget(min(tokens, max(count, LEAST_TOKENS)), tokens, in_time)
         shares = share_tokens(readers, wants, tokens)
-        return [self._chunk(request, share) for request, share in zip(readers, shares, strict=True)]
+        return [self._read(request, share) for request, share in zip(readers, shares, strict=True)]
+
+    def _read(self, request: Request, length: int) -> Chunk:
+        if not self._tables.grow(request, request.num_computed + length):
+            raise InternalError(f"{request.request_id} has lost the blocks reserved for its prompt")
+        return self._chunk(request, length)
 
     def _wants(self, readers: list[Request]) -> list[int]:
         """How many tokens each would take; the scored ones share what a step may score."""

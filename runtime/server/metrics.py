@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from gristmill.runtime.engine import EngineStats
+from gristmill.runtime.engine_stats import EngineStats
 from gristmill.runtime.server.records import RequestRecord
 
 __all__ = ["Metrics"]

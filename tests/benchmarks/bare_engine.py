@@ -75,7 +75,7 @@ class Loop:
 
     def _sample(self) -> None:
         stats = self._engine.stats()
-        if allocated := BLOCK * (stats.num_blocks - stats.num_free_blocks):
+        if allocated := BLOCK * stats.num_held_blocks:
             self._shares.append(sum(self._held.values()) / allocated)
 
 

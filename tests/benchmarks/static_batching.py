@@ -1,4 +1,9 @@
-"""Static batching, as servers did before continuous batching: a batch ends before the next begins."""
+"""Static batching, as transformers' `generate` and servers before continuous batching do it.
+
+A batch ends before the next begins, and runs padded until its longest answer
+is complete: shorter ones go on being computed, and what they get too much is
+thrown away.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +36,13 @@ async def _measure(url: str, workload: Workload, batch_size: int) -> Measurement
     cpu, start = time.process_time(), time.perf_counter()
     asked = deque([start] * (workload.concurrency or 1))
     while batch := list(itertools.islice(requests, batch_size)):
+        longest = max(request.output_tokens for request in batch)
         sending = [
-            client.complete(maker.make(request.segments), request.output_tokens, asked.popleft())
-            for request in batch
+            client.complete(maker.make(request.segments), longest, asked.popleft()) for request in batch
         ]
         records = await asyncio.gather(*sending)
+        for record, request in zip(records, batch, strict=True):
+            record.output_tokens = min(record.output_tokens, request.output_tokens)
         asked.extend(record.ended for record in records)
         measurement.records += records
     measurement.duration_s = time.perf_counter() - start

@@ -102,11 +102,24 @@ def _enter_again(original: Any) -> Any:
 
 def _index_too_early(original: Any) -> Any:
     def index(tables: BlockTables, request: Request) -> None:
-        request.num_computed += 1
+        early = len(request.block_table) * tables._config.block_size > request.num_computed
+        request.num_computed += early
         original(tables, request)
-        request.num_computed -= 1
+        request.num_computed -= early
 
     return index
+
+
+def _leave_reserved(original: Any) -> Any:
+    def leave(tables: BlockTables, request: Request) -> None:
+        request.num_reserved = 0
+        original(tables, request)
+
+    return leave
+
+
+def _promise_twice(original: Any) -> Any:
+    return property(lambda pool: len(pool._free) + len(pool._cached))
 
 
 def _leave_computed(original: Any) -> Any:
@@ -192,8 +205,20 @@ FAULTS: Mapping[str, Fault] = {
         "cached blocks of|other tokens",
     ),
     "a copy is forgotten": (Scheduler, "schedule", _drop_copies, "other tokens"),
+    "reserved blocks are never given back": (BlockTables, "leave", _leave_reserved, "not conserved"),
+    "reserved blocks are promised again": (
+        BlockPool,
+        "num_free",
+        _promise_twice,
+        "not conserved|pool is empty|KeyError|dictionary is empty",
+    ),
     "a preempted request keeps its progress": (BlockTables, "leave", _leave_computed, "waits and holds"),
-    "a token has no block": (BlockTables, "grow", lambda _: lambda self, request: True, "without a block"),
+    "a token has no block": (
+        BlockTables,
+        "grow",
+        lambda _: lambda *args: True,
+        "without a block|holds 0 blocks",
+    ),
     "equals leave for newcomers": (
         room,
         "_less_urgent",

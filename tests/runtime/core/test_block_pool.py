@@ -39,6 +39,44 @@ def test_more_blocks_than_are_free_is_refused_with_both_numbers() -> None:
         pool.allocate(2)
 
 
+def test_reserved_blocks_are_kept_for_whom_they_were_reserved() -> None:
+    pool = make_pool(3)
+    pool.reserve(2)
+    assert (pool.num_free, pool.num_held) == (1, 0)
+    with pytest.raises(InternalError, match="found 1 free; expected 2"):
+        pool.allocate(2)
+    table = pool.allocate(3, reserved=2)
+    assert (pool.num_free, pool.num_held) == (0, 3)
+    pool.check_integrity([table])
+
+
+def test_a_reservation_that_was_given_back_is_free_for_all() -> None:
+    pool = make_pool(2)
+    pool.reserve(2)
+    pool.cancel(2)
+    assert len(pool.allocate(2)) == 2
+    with pytest.raises(InternalError, match="were not reserved"):
+        pool.cancel(1)
+
+
+def test_integrity_notices_a_reservation_that_nobody_made() -> None:
+    pool = make_pool(2)
+    pool.reserve(1)
+    pool.check_integrity([], num_reserved=1)
+    with pytest.raises(InternalError, match="reserved blocks are not conserved"):
+        pool.check_integrity([])
+
+
+def test_a_reserved_block_still_has_its_cached_prefix() -> None:
+    cache = PrefixCache(block_size=1)
+    pool = make_pool(2, cache)
+    table = pool.allocate(2)
+    index_chain(cache, table)
+    pool.release(table)
+    pool.reserve(2)
+    assert (pool.num_free, pool.num_cached) == (0, 2)
+
+
 def test_releasing_a_free_block_is_refused() -> None:
     pool = make_pool(2)
     blocks = pool.allocate(1)

@@ -196,7 +196,7 @@ def test_a_request_that_was_preempted_often_enters_with_all_its_blocks_and_stays
         scheduler.add(make_request(f"urgent {index}", 4, max_tokens=1))
         while bulk.state is not RequestState.RUNNING or bulk.num_preemptions == index:
             run_step(scheduler)
-    assert len(bulk.block_table) == 6
+    assert len(bulk.block_table) + bulk.num_reserved == 6
     scheduler.add(make_request("later", 4, max_tokens=1))
     while bulk.state is not RequestState.FINISHED:
         assert run_step(scheduler)[0][0] == "bulk"
@@ -337,3 +337,11 @@ def test_the_core_needs_neither_torch_nor_numpy() -> None:
     assert core
     assert not set().union(*(reach(module) for module in core))
     assert "numpy" in reach("gristmill.runtime.engine")
+
+
+def test_a_prompt_takes_its_blocks_as_it_is_read() -> None:
+    scheduler = make_scheduler(num_blocks=8, block_size=2, max_num_batched_tokens=4, max_num_seqs=2)
+    request = make_request("long", 12)
+    scheduler.add(request)
+    scheduler.advance(scheduler.schedule())
+    assert (len(request.block_table), scheduler.num_held_blocks, scheduler.num_free_blocks) == (2, 2, 2)
