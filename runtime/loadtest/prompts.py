@@ -76,7 +76,12 @@ class WordPrompts:
             reached += segment.tokens
             missing = round(min(reached, most) / self.tokens_per_word) - len(written)
             written += random.Random(segment.key).choices(self.words, k=max(0, missing))
-        return " ".join(written or self.words[:1])
+        return _text(written or self.words[:1])
+
+
+def _text(words: Sequence[str]) -> str:
+    """A space before the first too: many a word is one token behind a space only."""
+    return "".join(f" {word}" for word in words)
 
 
 async def calibrate_words(count: CountTokens) -> WordPrompts:
@@ -87,7 +92,7 @@ async def calibrate_words(count: CountTokens) -> WordPrompts:
     """
     words = tuple(dict.fromkeys(_WORDS.split()))
     middle = len(words) // 2
-    whole, *halves = [await count(" ".join(part)) for part in (words, words[:middle], words[middle:])]
+    whole, *halves = [await count(_text(part)) for part in (words, words[:middle], words[middle:])]
     added = max(0, sum(halves) - whole)
     single = await _single_token_words(words, count, added)
     if len(single) >= len(words) // 4:
@@ -97,7 +102,7 @@ async def calibrate_words(count: CountTokens) -> WordPrompts:
 
 async def _single_token_words(words: tuple[str, ...], count: CountTokens, added: int) -> tuple[str, ...]:
     """Those of `words` that are one token, by halves: most groups are whole."""
-    tokens = await count(" ".join(words)) - added
+    tokens = await count(_text(words)) - added
     if tokens == len(words):
         return words
     if len(words) == 1 or tokens >= 2 * len(words):

@@ -20,13 +20,14 @@ __all__ = ["Soak", "resident_bytes", "wait_until_idle"]
 
 _TOKEN_IDS = range(300, 20_000)
 _PATIENCE_S = 120.0
-_LEAVES_WITHIN_S = 0.3
+_FIRST_GUESS_S = 0.1
 
 
 @dataclass
 class Soak:
     """A client of one server. `outcomes` counts how its requests ended: done, refused or left.
 
+    Clients that leave do so within the time that answers usually take, `usual_s`.
     `num_tokens` are those of the answers that were done.
     """
 
@@ -35,6 +36,7 @@ class Soak:
     share_left: float = 0.2
     outcomes: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
+    usual_s: float = _FIRST_GUESS_S
 
     def run(self, num_requests: int, at_once: int = 24) -> float:
         """So many requests, `at_once` open at a time; returns the seconds they took."""
@@ -74,7 +76,8 @@ class Soak:
     async def _ask(self, client: httpx.AsyncClient) -> None:
         body = self._body()
         leaves = self.choose.random() < self.share_left
-        patience = self.choose.uniform(0, _LEAVES_WITHIN_S) if leaves else _PATIENCE_S
+        patience = self.choose.uniform(0, self.usual_s) if leaves else _PATIENCE_S
+        begun = time.monotonic()
         try:
             async with asyncio.timeout(patience):
                 outcome = await _answer(client, body)
@@ -83,6 +86,7 @@ class Soak:
             outcome = "left"
         if outcome == "done":
             self.num_tokens += body["max_tokens"]
+            self.usual_s += 0.05 * (time.monotonic() - begun - self.usual_s)
         self.outcomes[outcome] += 1
 
     def _body(self) -> dict[str, Any]:
