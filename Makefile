@@ -7,7 +7,7 @@ SANITIZED := build/sanitize
 SANITIZER = PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
 
-.PHONY: demo test test-clients check sanitize soak format bench-control bench-engine bench-peers bench-quality bench-serving bench-start clean
+.PHONY: demo test test-clients check sanitize soak format bench-control bench-engine bench-peers bench-quality bench-sampling bench-serving bench-start clean
 
 demo: $(READY)  ## build the demo model, serve it, ask one question
 	$(PY) -m gristmill.cli.demo
