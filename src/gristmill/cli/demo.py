@@ -38,7 +38,9 @@ def main() -> int:
 def serving(reference: str) -> Iterator[str]:
     """A server process for `reference` on a free port; yields its base URL and stops it afterwards."""
     process = subprocess.Popen(
-        _gristmill("serve", reference, "--port", "0"), stdout=subprocess.PIPE, text=True
+        _gristmill("serve", reference, "--port", "0", "--log-level", "warning"),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None
