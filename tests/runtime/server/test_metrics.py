@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import httpx
@@ -127,11 +128,19 @@ def test_the_prefix_cache_counts_what_it_was_asked_and_found(
 
 
 def test_outcomes_add_up_with_what_was_refused(make_engine: MakeEngine, serve: Callable[..., Any]) -> None:
-    server = serve(m=make_engine("parrot", max_num_seqs=1, max_waiting=1, delay=0.01))
+    gate = threading.Event()
+    server = serve(m=make_engine("parrot", max_num_seqs=1, max_waiting=1, gate=gate))
     body = {"model": "m", "prompt": "hello\n", "temperature": 0, "max_tokens": 20}
-    bodies = [body] * 12 + [body | {"temperature": -1}, body | {"model": "other"}]
-    with ThreadPoolExecutor(14) as pool:
-        answers = list(pool.map(lambda b: httpx.post(f"{server.url}/v1/completions", json=b), bodies))
+
+    def ask(changed: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/completions", json=body | changed, timeout=30)
+
+    answers = [ask({"temperature": -1}), ask({"model": "other"})]
+    with ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(ask, {}) for _ in range(12)]
+        next(as_completed(asked))  # only a refusal ends while no step runs
+        gate.set()
+    answers += [future.result() for future in asked]
     text = httpx.get(f"{server.url}/metrics").text
     counted = {
         (status, code): int(float(value))
