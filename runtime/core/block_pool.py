@@ -38,12 +38,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds and nobody has reserved, cached ones included."""
-        return len(self._free) + len(self._cached) - self._num_reserved
+        return self._num_unheld - self._num_reserved
 
     @property
     def num_held(self) -> int:
         """Blocks in one or more tables."""
-        return self.num_blocks - len(self._free) - len(self._cached)
+        return self.num_blocks - self._num_unheld
 
     @property
     def num_cached(self) -> int:
@@ -56,8 +56,7 @@ class BlockPool:
 
     def reserve(self, count: int) -> None:
         """Keep `count` of the free blocks for later; asking for more than `num_free` is a fault."""
-        if count > self.num_free:
-            raise InternalError("the block pool is empty", found=f"{self.num_free} free", expected=count)
+        self._require_free(count)
         self._num_reserved += count
 
     def cancel(self, count: int) -> None:
@@ -72,8 +71,7 @@ class BlockPool:
         Asking for more than those and `num_free` is a fault.
         """
         self.cancel(reserved)
-        if count > self.num_free:
-            raise InternalError("the block pool is empty", found=f"{self.num_free} free", expected=count)
+        self._require_free(count)
         blocks = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
@@ -129,14 +127,18 @@ class BlockPool:
                 )
         unused = [block for block, references in enumerate(self._references) if references == 0]
         if sorted((*self._free, *self._cached)) != unused:
-            raise InternalError(
-                "free blocks are not conserved",
-                found=len(self._free) + len(self._cached),
-                expected=len(unused),
-            )
+            raise InternalError("free blocks are not conserved", found=self._num_unheld, expected=len(unused))
         if any(block in self._index for block in self._free):
             raise InternalError("a free block is indexed")
         self._check_eviction_order()
+
+    @property
+    def _num_unheld(self) -> int:
+        return len(self._free) + len(self._cached)
+
+    def _require_free(self, count: int) -> None:
+        if count > self.num_free:
+            raise InternalError("the block pool is empty", found=f"{self.num_free} free", expected=count)
 
     def _check_eviction_order(self) -> None:
         evicted: set[int] = set()

@@ -5,9 +5,10 @@ allows among a few prompts. Requests run and wait in one order: by priority,
 then by arrival.
 
 Blocks. A request enters when all blocks for its known tokens are free, and
-reserves them, so that a prompt never stalls half way. It brings the blocks that the prefix cache has
-of its tokens. When a decode finds no free block, the last request in order
-gives its blocks back and computes again later what the cache has lost by then.
+reserves them, so that a prompt never stalls half way. It brings the blocks that
+the prefix cache has of its tokens. When a decode finds no free block, the last
+request in order gives its blocks back and computes again later what the cache
+has lost by then.
 
 Priorities. A strictly more urgent request takes slots and blocks of less urgent
 ones; among equals nobody leaves for a newcomer. A request that was preempted
