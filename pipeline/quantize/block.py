@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import torch
 
@@ -21,6 +21,7 @@ from gristmill.pipeline.quantize.gptq import GptqSettings, factorize_hessian, qu
 from gristmill.pipeline.quantize.grids import dequantized
 from gristmill.pipeline.quantize.rtn import quantize_rtn
 from gristmill.pipeline.quantize.signround import SignRoundSettings, learn_rounding
+from gristmill.recipes.quantize import Method
 from gristmill.runtime.errors import InputError, ModelError
 from gristmill.runtime.model_plan import LayerPlan, LinearPlan
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
@@ -28,13 +29,11 @@ from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 __all__ = [
     "BlockObservations",
     "BlockResult",
-    "Method",
     "QuantizeSettings",
     "quantize_block",
     "served_weights",
 ]
 
-Method = Literal["rtn", "gptq", "awq", "signround"]
 Weights = Mapping[str, torch.Tensor]
 
 

@@ -15,7 +15,6 @@ from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.pipeline.quantize.block import (
     BlockResult,
-    Method,
     QuantizeSettings,
     quantize_block,
     served_weights,
@@ -23,6 +22,7 @@ from gristmill.pipeline.quantize.block import (
 from gristmill.pipeline.quantize.gptq import GptqSettings
 from gristmill.pipeline.quantize.rtn import quantize_rtn
 from gristmill.pipeline.quantize.signround import SignRoundSettings
+from gristmill.recipes.quantize import Method
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.errors import InputError, ModelError
 from gristmill.runtime.executors.reference.blocks import causal_attention, decoder_block, rotary_tables

@@ -12,8 +12,9 @@ from gristmill.calibration.drift import GroupStatistics
 from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.walk import BlockWalk
-from gristmill.pipeline.quantize.block import Method, QuantizeSettings, quantize_block
+from gristmill.pipeline.quantize.block import QuantizeSettings, quantize_block
 from gristmill.pipeline.quantize.signround import SignRoundSettings
+from gristmill.recipes.quantize import Method
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.model_plan import LayerPlan
 from gristmill.runtime.scheme import QuantScheme
