@@ -29,7 +29,7 @@ def admin_routes(models: Mapping[str, ServedModel], reloader: Reloader | None) -
 
     async def reset_cache(request: Request) -> Response:
         """Forget the cached prefixes of one model, or of all."""
-        chosen = _chosen(models, await _optional_object(request))
+        chosen = _chosen(models, await read_object(request, optional=True))
         for model in chosen:
             await _between_steps(model)
         return JSONResponse({"status": "reset", "models": [model.name for model in chosen]})
@@ -80,10 +80,6 @@ async def _between_steps(model: ServedModel) -> None:
         raise RequestError(
             "the engine does not answer", code="overloaded", found=model.name, retry_after=_STEP_SECONDS
         ) from error
-
-
-async def _optional_object(request: Request) -> Mapping[str, Any]:
-    return await read_object(request) if await request.body() else {}
 
 
 def _chosen(models: Mapping[str, ServedModel], body: Mapping[str, Any]) -> Sequence[ServedModel]:

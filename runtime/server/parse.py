@@ -21,8 +21,10 @@ _BODY_SECONDS = 60.0
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
-async def read_object(request: Request, *, seconds: float = _BODY_SECONDS) -> dict[str, Any]:
-    """The JSON object in a request's body.
+async def read_object(
+    request: Request, *, seconds: float = _BODY_SECONDS, optional: bool = False
+) -> dict[str, Any]:
+    """The JSON object in a request's body; where it is `optional`, an empty one for no body.
 
     Raises RequestError, also for a body that takes longer than `seconds`, and ClientDisconnect
     if the client has left.
@@ -40,6 +42,8 @@ async def read_object(request: Request, *, seconds: float = _BODY_SECONDS) -> di
         raise RequestError(
             "the server is shutting down and the request body has not arrived", code="shutting_down"
         ) from error
+    if optional and not body:
+        return {}
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -9,10 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from gristmill.runtime.errors import RequestError
 from gristmill.runtime.sampling.params import SamplingParams
 
-__all__ = ["ChatRequest", "ChatTemplateRequest", "CompletionRequest", "StreamOptions", "sampling_params"]
+__all__ = [
+    "STRICT",
+    "ChatRequest",
+    "ChatTemplateRequest",
+    "CompletionRequest",
+    "StreamOptions",
+    "sampling_params",
+]
 
-# Built while models load (app.build_forms): forms of many fields would lengthen every start.
-_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+"""Of all bodies; they are built while models load (`app.build_forms`), so that a start is not longer."""
+
 _INT32 = 2**31
 
 _SAMPLING = (
@@ -38,7 +46,7 @@ _SAMPLING = (
 class StreamOptions(BaseModel):
     """What a stream tells beside its text; obfuscation has no effect here."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     include_usage: bool = Field(False, description="a last chunk with the token counts")
     continuous_usage_stats: bool = Field(False, description="the counts so far in every chunk")
@@ -52,7 +60,7 @@ class _GenerationRequest(BaseModel):
     gives the tokens that end an answer and nothing else.
     """
 
-    model_config = _STRICT
+    model_config = STRICT
 
     model: str = Field(description="id of a served model")
     n: int = Field(1, description="answers to each prompt")
@@ -112,7 +120,7 @@ class CompletionRequest(_GenerationRequest):
 class ChatTemplateRequest(BaseModel):
     """What a chat template turns into a prompt. `tools` and `documents` only reach the template."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     messages: list[dict[str, Any]] = Field(min_length=1, description="the chat so far")
     tools: list[dict[str, Any]] | None = Field(None, description="rendered by the model's template")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from gristmill.runtime.errors import RequestError
 from gristmill.runtime.server.fields import UNSUPPORTED_TEMPLATE
 from gristmill.runtime.server.models import ServedModel, find_model
 from gristmill.runtime.server.parse import parse_request
 from gristmill.runtime.server.prompts import about_messages, render_chat
-from gristmill.runtime.server.protocol import ChatTemplateRequest
+from gristmill.runtime.server.protocol import STRICT, ChatTemplateRequest
 
 __all__ = [
     "ApplyTemplateRequest",
@@ -24,13 +24,11 @@ __all__ = [
     "tokenize",
 ]
 
-_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
-
 
 class TokenizeTextRequest(BaseModel):
     """POST /tokenize of a text. The model may be left out where there is only one."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     prompt: str = Field(description="the text")
     model: str | None = Field(None, description="id of a served model")
@@ -54,7 +52,7 @@ class ApplyTemplateRequest(ChatTemplateRequest):
 class DetokenizeRequest(BaseModel):
     """POST /detokenize."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     tokens: list[int] = Field(description="token ids")
     model: str | None = Field(None, description="id of a served model")
