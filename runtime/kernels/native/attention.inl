@@ -309,12 +309,17 @@ inline void copy_queries(const AttendRows& rows, Span& s) {
       store(s.queries + r * kQueryStride + d, load_first(rows.queries[r] + d, head_dim - d));
 }
 
-void attend_span(const AttendRows& rows, int span, AttendState* states) {
+// Nothing seen yet.
+inline void clear_states(const AttendRows& rows, AttendState* states) {
   for (int r = 0; r < rows.rows; ++r) {
     states[r].maximum = -__builtin_inff();
     states[r].sum = 0.0f;
     for (int d = 0; d < rows.layout.padded_dim; d += 16) store(states[r].weighted + d, zero());
   }
+}
+
+void attend_span(const AttendRows& rows, int span, AttendState* states) {
+  clear_states(rows, states);
   Span s;
   open_span(rows, span, s);
   if (s.last_unit < 0) return;

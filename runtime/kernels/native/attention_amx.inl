@@ -199,10 +199,6 @@ inline Floats rough_power(Floats x) {
   return {_mm512_scalef_ps(p.v, n.v)};
 }
 
-inline Floats hide(Floats x, int begin, int end, int token, Floats hidden) {
-  return token >= begin && token + kUnitTokens <= end ? x : replace_hidden(x, begin, end, token, hidden);
-}
-
 // Turns products of a row into scores with a soft cap.
 void cap_scores(const TileSpan& s, float* scores, int first, int end) {
   const Floats scale = broadcast(s.call->scale), cap = broadcast(s.call->softcap);
@@ -224,7 +220,7 @@ void softmax_row(TileSpan& s, int row, AttendState& state) {
 #pragma GCC unroll 2
     for (int u = 0; u < 2; ++u) {
       const int token = t + u * kUnitTokens;
-      maxima[u] = max(maxima[u], hide(load(scores + token), begin, end, token, lowest));
+      maxima[u] = max(maxima[u], replace_hidden(load(scores + token), begin, end, token, lowest));
     }
   const float scale = capped ? 1.0f : s.call->scale;
   state.maximum = _mm512_reduce_max_ps(max(maxima[0], maxima[1]).v) * scale;
@@ -237,7 +233,7 @@ void softmax_row(TileSpan& s, int row, AttendState& state) {
     for (int u = 0; u < 2; ++u) {
       const int token = t + u * kUnitTokens;
       weight[u] = rough_power(fmadd(load(scores + token), factor, offset));
-      weight[u] = hide(weight[u], begin, end, token, zero());
+      weight[u] = replace_hidden(weight[u], begin, end, token, zero());
       sums[u] = add(sums[u], weight[u]);
     }
     _mm512_store_si512(weights + t, (__m512i)_mm512_cvtne2ps_pbh(weight[1].v, weight[0].v));
@@ -338,11 +334,7 @@ void attend_alone(AttendRows rows, int span, AttendState* states) {
 
 void attend_span(const AttendRows& rows, int span, AttendState* states) {
   if (rows.layout.type != KvType::bfloat16) return gristmill::attend_span(rows, span, states);
-  for (int r = 0; r < rows.rows; ++r) {
-    states[r].maximum = -__builtin_inff();
-    states[r].sum = 0.0f;
-    for (int d = 0; d < rows.layout.padded_dim; d += 16) store(states[r].weighted + d, zero());
-  }
+  clear_states(rows, states);
   attend_tiles(rows, span, states);
 }
 

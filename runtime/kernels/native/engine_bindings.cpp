@@ -289,7 +289,6 @@ void bind_engine(py::module_& m) {
           "Logits [rows, vocab] of one step; the array is valid until the next call, and keeps the engine alive.")
       .def("sample_rows", &PyEngine::sample_rows, py::arg("logits"), py::arg("rows"), py::arg("states"),
            "As the function of this name, by the threads of the steps.")
-
       .def("copy_block", &PyEngine::copy_block, py::arg("source"), py::arg("target"),
            "Copy the keys and values of one block over another's, in all layers.")
       .def_property_readonly("seconds", &PyEngine::seconds, "Seconds by operation since the start (profile).")
