@@ -7,7 +7,7 @@ SANITIZED := build/sanitize
 SANITIZER = PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
 
-.PHONY: demo test test-clients check sanitize soak format bench-control bench-engine bench-peers bench-quality bench-sampling bench-serving bench-start clean
+.PHONY: demo test test-clients check sanitize soak format bench-engine bench-peers bench-quality bench-sampling bench-serving bench-start clean
 
 demo: $(READY)  ## build the demo model, serve it, ask one question
 	$(PY) -m gristmill.cli.demo
@@ -40,9 +40,6 @@ soak: $(READY)  ## a million simulated steps (ARGS="--steps N --seed S"), REQUES
 format: $(READY)  ## format and fix what can be fixed
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
-
-bench-control: $(READY)  ## how soon /health and its like answer while a long prompt is read
-	$(PY) -m tests.benchmarks.control_plane $(ARGS)
 
 bench-quality: $(READY)  ## quantization quality and time beside the peers' table
 	$(PY) -m tests.benchmarks.quality $(ARGS)

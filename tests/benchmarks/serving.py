@@ -12,7 +12,7 @@ column. Writes build/bench/serving.json.
     paging            used over allocated slots of the cache
     batching          static against continuous, mixed lengths
     trace             a real trace at its own times
-    control-plane     /health and /metrics during a long prompt
+    control-plane     /health, /ready and /metrics during a long prompt
 
     --quick           smaller loads and no peers, within a minute
     --parts NAME...   some of these

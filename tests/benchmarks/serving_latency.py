@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from gristmill.runtime.loadtest.client import CompletionClient
@@ -18,6 +19,11 @@ __all__ = ["control_plane", "interference"]
 TARGET_MS = 50.0
 LONG_PROMPTS, LONG_TOKENS = 4, 4000
 CONTROL_MS = 50.0
+_CONTROL_PATHS = ("/health", "/ready", "/metrics")
+_CONTROL_SETTINGS: Mapping[str, Sequence[object]] = {
+    "default": (),
+    "one step": ("--max-num-batched-tokens", 4096, "--itl-target", 600_000, "--stall", 600),
+}
 _STREAM_TOKENS = 1500
 _LEAD_SECONDS = 1.0
 _POLL_SECONDS = 0.02
@@ -51,16 +57,21 @@ def interference(bench: Bench) -> None:
 
 
 def control_plane(bench: Bench) -> None:
-    """/health and /metrics asked every 20 ms while a long prompt is read."""
+    """Its paths asked every 20 ms while a long prompt is read, by default and in one step of seconds."""
     bench.title("control plane during a 4,000-token prompt", "p50 ms", "max ms", "answers")
-    with bench.own_server() as server:
-        times = asyncio.run(_poll_during_prompt(server.url))
+    for setting, options in _CONTROL_SETTINGS.items():
+        with bench.own_server(*options) as server:
+            times = asyncio.run(_poll_during_prompt(server.url))
+        _keep_control(bench, setting, times)
+
+
+def _keep_control(bench: Bench, setting: str, times: Mapping[str, list[float]]) -> None:
     for path, values in times.items():
         values.sort()
         worst = values[-1]
-        bench.line(path, f"{values[len(values) // 2]:.1f}", f"{worst:.1f}", str(len(values)))
+        bench.line(f"{path}, {setting}", f"{values[len(values) // 2]:.1f}", f"{worst:.1f}", str(len(values)))
         bench.keep(
-            f"control plane: {path}",
+            f"control plane: {path}, {setting}",
             worst,
             "ms",
             peer="limit",
@@ -91,7 +102,7 @@ async def _disturb(url: str, prompts: int) -> tuple[float, float, float]:
 
 async def _poll_during_prompt(url: str) -> dict[str, list[float]]:
     client, maker = await LoadTest(url).connect()
-    times: dict[str, list[float]] = {"/health": [], "/metrics": []}
+    times: dict[str, list[float]] = {path: [] for path in _CONTROL_PATHS}
     reading = asyncio.create_task(_long_prompt(client, maker, 0))
     while not reading.done():
         for path, values in times.items():
