@@ -12,7 +12,12 @@ FOLDERS = ("pipeline", "calibration", "runtime", "recipes", "artifacts")
 
 def test_imports_follow_the_arrows() -> None:
     """In a process of its own: the linter's set-up silences the loggers of the one that it runs in."""
-    command = [Path(sys.executable).with_name("lint-imports"), "--config", "pyproject.toml", "--no-cache"]
+    command = [
+        str(Path(sys.executable).with_name("lint-imports")),
+        "--config",
+        "pyproject.toml",
+        "--no-cache",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
