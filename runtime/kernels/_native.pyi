@@ -49,6 +49,7 @@ def linear_panel(
     panel: int,
     last: int,
     panels_a_call: int = 1,
+    tiles_a_call: int = 1,
 ) -> NDArray[np.float32]: ...
 
 class SamplerState:

@@ -18,6 +18,8 @@ constexpr int kUnitTokens = 16;      // tokens of one cache unit
 constexpr int kSpanTokens = 256;     // positions, aligned, whose softmax is computed in one go
 constexpr int kMostHeadDim = 256;
 constexpr int kMostAttendRows = 16;  // query rows that share one pass over keys and values
+constexpr int kMostLinearTiles = 4;  // weight tiles of one call on matrix tiles
+constexpr int64_t kLinearScratchBytes = 512 << 10;
 
 // ---------------------------------------------------------------- linears
 
@@ -43,8 +45,8 @@ struct Weight {
 // p * panel + t. In a panel of width w:
 //   int8       values int8 [columns / 4][w][4], or int8 [w][columns] if w == 16 (matrix tiles)
 //              scales float [columns / 32][w], sums int32 [columns / 32][w] (of the group's values)
-//   bfloat16   values uint16 [columns / 2][w][2]; with matrix tiles [w][columns] for every w, the columns of
-//              each quad in the order 0, 2, 1, 3
+//   bfloat16   values uint16 [columns / 2][w][2]; with matrix tiles (`linear_tiles`) the columns of each 64,
+//              and of the 32 that may remain, stand in the order 0, 2, 4, .., 1, 3, 5, ..
 //   float32    values float [columns][w]
 // Panel p starts at p * panel * columns values and at p * panel * columns / 32 scales and sums.
 struct Activations {
@@ -127,6 +129,12 @@ struct KernelTable {
   // The same for bfloat16 and float32 activations, with weights of any kind. Integer weights: the
   // sum over one weight group, then out = fma(sum, weight scale, out).
   void (*linear_float)(const Weight& weight, int tile, const Activations& x, int first, int count, float* out);
+  // Instead of it for bfloat16 activations and weights of any kind but float32, where there are matrix tiles;
+  // null elsewhere. `tiles` tiles from `tile` on (at most kMostLinearTiles) into out[tile][token][32]. A
+  // weight is (code - zero point) * scale, rounded to float32 and then to bfloat16, and all columns are
+  // added without further rounding to bfloat16. `scratch` is the kernel's own meanwhile: kLinearScratchBytes.
+  void (*linear_tiles)(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
+                       void* scratch, float* out);
 
   // y[t][0..n) = a[t][0..n) (+ bias) or y += a (+ bias); a has row stride 32, n <= 32.
   void (*store_tile)(const float* a, int tokens, int n, const float* bias, bool add, float* y,

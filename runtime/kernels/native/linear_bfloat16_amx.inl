@@ -1,345 +1,258 @@
-// Weights of any kind but float32 times bfloat16 activations on matrix tiles: 16 tokens by 16 rows by
-// 32 columns an instruction, for panels of every width.
+// Weights of any kind but float32 times bfloat16 activations on matrix tiles: 16 rows by 16 tokens by 32
+// columns an instruction, for panels of every width.
 //
-// Codes minus zero points are whole numbers that bfloat16 holds exactly, so a weight group is summed
-// first and scaled once. Activations lie in rows, the columns of each quad in the order 0, 2, 1, 3:
-// that is how nibbles come out of a code line in pairs.
+// Weights are the rows of the first operand (decode_bfloat16_amx.inl) and panels the second one, so sums
+// come out as [row][token]. All columns are added in the tiles, in one order for every width of panel; sums
+// that wait in memory meanwhile come back as they were.
 namespace linear_bfloat16_amx {
 
-constexpr int kChunkBlocks = 8;                // blocks of 32 columns that are unpacked at a time
-constexpr int kBlockColumns = 32;
-constexpr int kHalfBlock = kBlockColumns * 16; // numbers of a block for 16 rows
-constexpr int kMostPanels = 8;                 // of one call
+using decode_bfloat16_amx::kHalfStep;
+using decode_bfloat16_amx::kStep;
+using decode_bfloat16_amx::kStepColumns;
+using decode_bfloat16_amx::Reader;
 
-// Tiles 0 .. 3: sums [width][16] of the low and high rows for a first and a second panel; 4, 5: the
-// panels' values [width][32]; 6, 7: codes [16 pairs][16][2] of the low and high rows. Four products
-// that do not wait for each other hide the latency of one.
-constexpr TileConfig tiles_for(uint8_t width) {
-  return {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {width, width, width, width, width, width, 16, 16}};
+constexpr int kNearSteps = 10;                                         // whose operands stay in the first level cache
+constexpr int kMostSteps = kLinearScratchBytes / (kStep * 2);          // decoded at a time, of all tiles together
+
+// Tiles 0, 1: sums [16 rows][width] of the low and high rows for a first panel; 2, 3: for a second one; 4, 5:
+// weights [16 rows][32] of the low and high rows; 6, 7: the panels' values [16 pairs][width][2].
+constexpr TileConfig tiles_for(int first, int second) {
+  const uint16_t a = static_cast<uint16_t>(4 * first), b = static_cast<uint16_t>(4 * second);
+  return {1, 0, {}, {a, a, b, b, 64, 64, a, b}, {16, 16, 16, 16, 16, 16, 16, 16}};
 }
-alignas(64) constexpr TileConfig kTiles[] = {tiles_for(1), tiles_for(2), tiles_for(4), tiles_for(8), tiles_for(16)};
+#define GRISTMILL_WIDTHS(first) \
+  {tiles_for(first, 1), tiles_for(first, 2), tiles_for(first, 4), tiles_for(first, 8), tiles_for(first, 16)}
+alignas(64) constexpr TileConfig kTiles[5][5] = {GRISTMILL_WIDTHS(1), GRISTMILL_WIDTHS(2), GRISTMILL_WIDTHS(4),
+                                                 GRISTMILL_WIDTHS(8), GRISTMILL_WIDTHS(16)};
+#undef GRISTMILL_WIDTHS
 
-const TileConfig& tiles_of(int width) {
-  return kTiles[width == 1 ? 0 : width == 2 ? 1 : width == 4 ? 2 : width == 8 ? 3 : 4];
-}
-
-// Blocks of weight groups (or of a part of one), decoded: [block][half][16 pairs][16 rows][2].
-struct Decoded {
-  alignas(64) uint16_t numbers[kChunkBlocks * 2 * kHalfBlock];
-  alignas(64) float scales[kChunkBlocks][kTileRows];  // of each group
+// One or two panels that are multiplied together.
+struct Pair {
+  const uint16_t* values[2];
+  int widths[2];
+  int panels;
 };
 
-// bfloat16 of -16 .. 15 by its lowest five bits.
-inline __m512i small_numbers() {
-  alignas(64) static constexpr uint16_t kTable[32] = {
-      0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
-      0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130,
-      0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
-  return _mm512_load_si512(kTable);
-}
-
-// The bytes of each row's quad (columns 0 .. 3) as pairs of columns 0, 2 and of columns 1, 3.
-inline void store_small(__m512i bytes, __m512i table, uint16_t* pairs) {
-  _mm512_store_si512(pairs, _mm512_permutexvar_epi16(bytes, table));
-  _mm512_store_si512(pairs + 32, _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 8), table));
-}
-
-inline void decode_int4(const uint8_t* codes, __m512i low_points, __m512i high_points, uint16_t* out) {
-  const __m512i mask = _mm512_set1_epi8(0x0f), table = small_numbers();
-  for (int quad = 0; quad < kGroupQuads; ++quad) {
-    const __m512i line = _mm512_load_si512(codes + 64 * quad);
-    prefetch_quad<WeightKind::int4>(codes, quad);
-    const __m512i low = _mm512_and_si512(line, mask);
-    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(line, 4), mask);
-    store_small(_mm512_sub_epi8(low, low_points), table, out + 64 * quad);
-    store_small(_mm512_sub_epi8(high, high_points), table, out + kHalfBlock + 64 * quad);
+Pair pair_at(const Activations& x, int panel, int end) {
+  Pair pair{};
+  const auto width = [&x](int p) { return p == x.panels - 1 ? x.last : x.panel; };
+  pair.panels = end - panel < 2 ? 1 : 2;
+  pair.values[0] = static_cast<const uint16_t*>(x.values) + static_cast<int64_t>(panel) * x.panel * x.columns;
+  pair.widths[0] = pair.widths[1] = width(panel);
+  if (pair.panels == 2) {
+    pair.values[1] = pair.values[0] + static_cast<int64_t>(x.panel) * x.columns;
+    pair.widths[1] = width(panel + 1);
   }
+  return pair;
 }
 
-// Sixteen words' bytes at bit kShift minus a zero point, as floats: whole numbers.
-template <int kShift>
-inline __m512i byte_minus(__m512i words, __m512 points) {
-  const __m512i byte = _mm512_and_si512(_mm512_srli_epi32(words, kShift), _mm512_set1_epi32(255));
-  return _mm512_castps_si512(_mm512_sub_ps(_mm512_cvtepi32_ps(byte), points));
+void configure(const Pair& pair) {
+  _tile_loadconfig(&kTiles[__builtin_ctz(pair.widths[0])][__builtin_ctz(pair.widths[1])]);
 }
 
-// Two vectors of floats that bfloat16 holds exactly, as pairs.
-inline __m512i pairs_of(__m512i first, __m512i second) {
-  return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(first, 16), second);
-}
-
-inline void decode_int8_line(const uint8_t* line, __m512 points, uint16_t* out) {
-  const __m512i words = _mm512_load_si512(line);
-  _mm512_store_si512(out, pairs_of(byte_minus<0>(words, points), byte_minus<16>(words, points)));
-  _mm512_store_si512(out + 32, pairs_of(byte_minus<8>(words, points), byte_minus<24>(words, points)));
-}
-
-inline void decode_int8(const uint8_t* codes, __m512 low_points, __m512 high_points, uint16_t* out) {
-  for (int quad = 0; quad < kGroupQuads; ++quad) {
-    prefetch_quad<WeightKind::int8>(codes, quad);
-    decode_int8_line(codes + 128 * quad, low_points, out + 64 * quad);
-    decode_int8_line(codes + 128 * quad + 64, high_points, out + kHalfBlock + 64 * quad);
-  }
-}
-
-// Two lines of pairs, columns (0, 1) and (2, 3), as (0, 2) and (1, 3).
-inline void decode_bfloat16(const uint8_t* lines, uint16_t* out) {
-  for (int quad = 0; quad < kGroupQuads; ++quad) {
-    for (int half = 0; half < 2; ++half) {
-      const uint8_t* line = lines + 256 * quad + 64 * half;
-      const __m512i first = _mm512_load_si512(line), second = _mm512_load_si512(line + 128);
-      uint16_t* to = out + half * kHalfBlock + 64 * quad;
-      _mm_prefetch(reinterpret_cast<const char*>(line) + kPrefetchBytes, _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(line) + 128 + kPrefetchBytes, _MM_HINT_T0);
-      _mm512_store_si512(to, _mm512_mask_blend_epi16(0xaaaaaaaa, first, _mm512_slli_epi32(second, 16)));
-      _mm512_store_si512(to + 32, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(first, 16), second));
-    }
-  }
-}
-
-// Zero points of a weight group in the form that its decoder takes.
-struct Points {
-  __m512i low_bytes, high_bytes;
-  __m512 low, high;
-};
-
-template <WeightKind kKind>
-Points load_points(const uint8_t* zero_line, bool stored) {
-  Points points{};
-  if constexpr (kKind == WeightKind::int4) {
-    points.low_bytes = points.high_bytes = _mm512_set1_epi8(8);
-    if (stored) spread_points(zero_line, points.low_bytes, points.high_bytes);
-  } else if constexpr (kKind == WeightKind::int8) {
-    points.low = points.high = _mm512_set1_ps(128.0f);
-    if (stored) {
-      const __m512i pairs = _mm512_load_si512(zero_line);
-      points.low = _mm512_cvtepi32_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff)));
-      points.high = _mm512_cvtepi32_ps(_mm512_srli_epi32(pairs, 16));
-    }
-  }
-  return points;
-}
-
-template <WeightKind kKind>
-void decode_block(const uint8_t* codes, const Points& points, uint16_t* out) {
-  if constexpr (kKind == WeightKind::int4) decode_int4(codes, points.low_bytes, points.high_bytes, out);
-  if constexpr (kKind == WeightKind::int8) decode_int8(codes, points.low, points.high, out);
-  if constexpr (kKind == WeightKind::bfloat16) decode_bfloat16(codes, out);
-}
-
-// Adds `blocks` decoded blocks times one or two panels to the sums in tiles 0 .. 3.
 template <int kPanels>
-inline void add_blocks(const uint16_t* numbers, int blocks, const uint16_t* values, int64_t columns,
-                       int64_t panel_values) {
-  const int64_t stride = columns * 2;
-  for (int block = 0; block < blocks; ++block, values += kBlockColumns, numbers += 2 * kHalfBlock) {
-    _tile_loadd(4, values, stride);
-    _tile_loadd(6, numbers, 64);
+inline void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kPanels == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+}
+
+// Sums in memory: [panel][half][16 rows][width].
+template <int kPanels>
+inline void load_sums(const float* sums, const Pair& pair) {
+  const int first = pair.widths[0], second = pair.widths[1];
+  _tile_loadd(0, sums, 4 * first);
+  _tile_loadd(1, sums + 16 * first, 4 * first);
+  if constexpr (kPanels == 2) {
+    _tile_loadd(2, sums + 32 * first, 4 * second);
+    _tile_loadd(3, sums + 32 * first + 16 * second, 4 * second);
+  }
+}
+
+template <int kPanels>
+inline void store_sums(float* sums, const Pair& pair) {
+  const int first = pair.widths[0], second = pair.widths[1];
+  _tile_stored(0, sums, 4 * first);
+  _tile_stored(1, sums + 16 * first, 4 * first);
+  if constexpr (kPanels == 2) {
+    _tile_stored(2, sums + 32 * first, 4 * second);
+    _tile_stored(3, sums + 32 * first + 16 * second, 4 * second);
+  }
+}
+
+// Adds `steps` decoded steps from step `start` of the panels.
+template <int kPanels>
+inline void add_steps(const uint16_t* decoded, int steps, int start, const Pair& pair) {
+  const int first = pair.widths[0], second = pair.widths[1];
+  const uint16_t* x = pair.values[0] + static_cast<int64_t>(start) * kStepColumns * first;
+  const uint16_t* y = pair.values[1] + static_cast<int64_t>(start) * kStepColumns * second;
+  for (int step = 0; step < steps; ++step, decoded += kStep) {
+    _tile_loadd(4, decoded, 64);
+    _tile_loadd(6, x + step * kStepColumns * first, 4 * first);
+    _tile_loadd(5, decoded + kHalfStep, 64);
+    if constexpr (kPanels == 2) _tile_loadd(7, y + step * kStepColumns * second, 4 * second);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, numbers + kHalfBlock, 64);
-    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(1, 5, 6);
     if constexpr (kPanels == 2) {
-      _tile_loadd(5, values + panel_values, stride);
-      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
   }
 }
 
-// Whole weight groups, decoded, times one or two panels: out[token][32] = fma(sums of a group, scales,
-// out) for each in turn. Its sums are scaled while the next group's products run.
-template <int kPanels, int kWidth>
-void add_groups(const Decoded& decoded, int groups, int group_blocks, const uint16_t* values, int64_t columns,
-                float* out) {
-  constexpr int kTokens = kPanels * kWidth;
-  alignas(64) float sums[2][kTokens * kTileRows];
-  const auto issue = [&](int group) {
-    float* to = sums[group % 2];
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (kPanels == 2) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-    const int block = group * group_blocks;
-    add_blocks<kPanels>(decoded.numbers + block * 2 * kHalfBlock, group_blocks, values + block * kBlockColumns,
-                        columns, kWidth * columns);
-    _tile_stored(0, to, kTileRows * 4);
-    _tile_stored(1, to + 16, kTileRows * 4);
-    if constexpr (kPanels == 2) {
-      _tile_stored(2, to + kWidth * kTileRows, kTileRows * 4);
-      _tile_stored(3, to + kWidth * kTileRows + 16, kTileRows * 4);
-    }
-  };
-  issue(0);
-  for (int group = 0; group < groups; ++group) {
-    if (group + 1 < groups) issue(group + 1);
-    const float* from = sums[group % 2];
-    const __m512 low = _mm512_load_ps(decoded.scales[group]), high = _mm512_load_ps(decoded.scales[group] + 16);
-#pragma GCC unroll 8
-    for (int i = 0; i < kTokens * kTileRows; i += kTileRows) {
-      _mm512_store_ps(out + i, _mm512_fmadd_ps(_mm512_load_ps(from + i), low, _mm512_load_ps(out + i)));
-      _mm512_store_ps(out + i + 16, _mm512_fmadd_ps(_mm512_load_ps(from + i + 16), high, _mm512_load_ps(out + i + 16)));
-    }
+// One panel's sums [half][16 rows][width] as out [width][32], in place.
+void turn_over(float* sums, int width) {
+  const int stride = width;
+  __m512i rows[2][16];
+  const __mmask16 mask = static_cast<__mmask16>((1u << width) - 1);
+  for (int half = 0; half < 2; ++half) {
+    __m512i lines[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) lines[r] = _mm512_maskz_loadu_epi32(mask, sums + (16 * half + r) * stride);
+    transpose_words16(lines, rows[half]);
+  }
+  for (int t = 0; t < width; ++t) {
+    _mm512_store_si512(sums + t * kTileRows, rows[0][t]);
+    _mm512_store_si512(sums + t * kTileRows + 16, rows[1][t]);
   }
 }
 
-// A part of a group that is too long to be decoded at once, times panels, added to sums[token][32].
+void turn_over(float* sums, const Pair& pair) {
+  // One token's sums are in the right order as they stand.
+  if (pair.widths[0] > 1) turn_over(sums, pair.widths[0]);
+  if (pair.panels == 2 && pair.widths[1] > 1) turn_over(sums + pair.widths[0] * kTileRows, pair.widths[1]);
+}
+
+// Up to two panels: sums stay in the tiles while the weights are decoded, a little at a time.
+template <WeightKind kKind, int kPanels>
+void multiply_narrow(const Weight& weight, const uint8_t* tile, const Pair& pair, uint16_t* decoded, float* out) {
+  Reader<kKind> reader;
+  reader.open(weight, tile);
+  const int all = weight.columns / kStepColumns;
+  clear_sums<kPanels>();
+  for (int start = 0; start < all; start += kNearSteps) {
+    const int steps = all - start < kNearSteps ? all - start : kNearSteps;
+    reader.decode(steps, decoded);
+    add_steps<kPanels>(decoded, steps, start, pair);
+  }
+  store_sums<kPanels>(out, pair);
+  turn_over(out, pair);
+}
+
+// `steps` decoded steps of each of `tiles` tiles, from step `start`, times one pair of panels. The pair's
+// values stay in the first level cache from tile to tile.
 template <int kPanels>
-void add_part(const Decoded& decoded, int blocks, const uint16_t* values, int64_t columns, int width, float* sums) {
-  float* second = sums + width * kTileRows;
-  _tile_loadd(0, sums, kTileRows * 4);
-  _tile_loadd(1, sums + 16, kTileRows * 4);
-  if constexpr (kPanels == 2) {
-    _tile_loadd(2, second, kTileRows * 4);
-    _tile_loadd(3, second + 16, kTileRows * 4);
-  }
-  add_blocks<kPanels>(decoded.numbers, blocks, values, columns, width * columns);
-  _tile_stored(0, sums, kTileRows * 4);
-  _tile_stored(1, sums + 16, kTileRows * 4);
-  if constexpr (kPanels == 2) {
-    _tile_stored(2, second, kTileRows * 4);
-    _tile_stored(3, second + 16, kTileRows * 4);
-  }
-}
-
-void clear(float* p, int n) {
-  for (int i = 0; i < n; i += 16) _mm512_store_ps(p + i, _mm512_setzero_ps());
-}
-
-constexpr int block_bytes(WeightKind kind) {
-  return kind == WeightKind::bfloat16 ? kBlockColumns * kTileRows * 2 : code_bytes(kind);
-}
-
-// Reads a tile weight group by weight group.
-template <WeightKind kKind>
-struct GroupReader {
-  const uint8_t* codes;
-  bool zero_points;
-  int blocks;  // of a group
-
-  const uint8_t* scale_line() const { return codes + blocks * block_bytes(kKind); }
-  const uint8_t* zero_line() const { return scale_line() + scale_bytes(kKind); }
-  void decode(int first, int count, uint16_t* out) const {
-    const Points points = load_points<kKind>(zero_line(), zero_points);
-    for (int i = 0; i < count; ++i) {
-      decode_block<kKind>(codes + (first + i) * block_bytes(kKind), points, out + i * 2 * kHalfBlock);
-    }
-  }
-  void next() { codes = zero_line() + (zero_points ? 64 : 0); }
-};
-
-template <WeightKind kKind, int kWidth>
-void multiply_short_groups(const Weight& weight, const uint8_t* tile, const uint16_t* values, int panels,
-                           float* out) {
-  GroupReader<kKind> reader{tile, weight.zero_points, weight.group / kBlockColumns};
-  const int all = weight.columns / weight.group, most = kChunkBlocks / reader.blocks;
-  Decoded decoded;
-  clear(out, panels * kWidth * kTileRows);
-  for (int group = 0; group < all; group += most) {
-    const int groups = all - group < most ? all - group : most;
-    for (int i = 0; i < groups; ++i, reader.next()) {
-      reader.decode(0, reader.blocks, decoded.numbers + i * reader.blocks * 2 * kHalfBlock);
-      const RowScales scales = load_row_scales<kKind>(reader.scale_line());
-      _mm512_store_ps(decoded.scales[i], scales.low);
-      _mm512_store_ps(decoded.scales[i] + 16, scales.high);
-    }
-    for (int panel = 0; panel < panels; panel += 2) {
-      const uint16_t* x = values + static_cast<int64_t>(panel) * kWidth * weight.columns + group * weight.group;
-      const auto add = panel + 1 < panels ? add_groups<2, kWidth> : add_groups<1, kWidth>;
-      add(decoded, groups, reader.blocks, x, weight.columns, out + panel * kWidth * kTileRows);
-    }
-  }
-}
-
-// Groups longer than what is decoded at once, and bfloat16 weights: sums stay in `out` or beside it.
-template <WeightKind kKind>
-void multiply_long_groups(const Weight& weight, const uint8_t* tile, const uint16_t* values, int panels, int width,
-                          float* out) {
-  constexpr bool kInteger = kKind != WeightKind::bfloat16;
-  const int group = kInteger ? weight.group : weight.columns, numbers = panels * width * kTileRows;
-  GroupReader<kKind> reader{tile, weight.zero_points, group / kBlockColumns};
-  Decoded decoded;
-  alignas(64) float sums[kMostPanels * 16 * kTileRows];
-  clear(out, numbers);
-  for (int column = 0; column < weight.columns; column += group) {
-    clear(sums, numbers);
-    for (int block = 0; block < reader.blocks; block += kChunkBlocks) {
-      const int left = reader.blocks - block, blocks = left < kChunkBlocks ? left : kChunkBlocks;
-      reader.decode(block, blocks, decoded.numbers);
-      const uint16_t* x = values + column + block * kBlockColumns;
-      for (int panel = 0; panel < panels; panel += 2) {
-        const auto add = panel + 1 < panels ? add_part<2> : add_part<1>;
-        add(decoded, blocks, x + static_cast<int64_t>(panel) * width * weight.columns, weight.columns, width,
-            sums + panel * width * kTileRows);
+void add_pair(const uint16_t* decoded, int tiles, int steps, int start, const Pair& pair, float* out,
+              int64_t tile_stride) {
+  for (int step = 0; step < steps; step += kNearSteps) {
+    const int some = steps - step < kNearSteps ? steps - step : kNearSteps;
+    for (int tile = 0; tile < tiles; ++tile) {
+      float* sums = out + tile * tile_stride;
+      if (start + step == 0) {
+        clear_sums<kPanels>();
+      } else {
+        load_sums<kPanels>(sums, pair);
       }
+      add_steps<kPanels>(decoded + (static_cast<int64_t>(tile) * steps + step) * kStep, some, start + step, pair);
+      store_sums<kPanels>(sums, pair);
     }
-    RowScales scales{_mm512_set1_ps(1.0f), _mm512_set1_ps(1.0f)};
-    if constexpr (kInteger) scales = load_row_scales<kKind>(reader.scale_line());
-    for (int i = 0; i < numbers; i += kTileRows) {
-      _mm512_store_ps(out + i, _mm512_fmadd_ps(_mm512_load_ps(sums + i), scales.low, _mm512_load_ps(out + i)));
-      _mm512_store_ps(out + i + 16,
-                      _mm512_fmadd_ps(_mm512_load_ps(sums + i + 16), scales.high, _mm512_load_ps(out + i + 16)));
+  }
+}
+
+// Many panels: weights are decoded for all of them together.
+template <WeightKind kKind>
+void multiply_wide(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
+                   uint16_t* decoded, float* out) {
+  const int all = weight.columns / kStepColumns, most = kMostSteps / tiles / 2 * 2;
+  const int last_width = first + count == x.panels ? x.last : x.panel;
+  const int64_t tile_stride = static_cast<int64_t>((count - 1) * x.panel + last_width) * kTileRows;
+  Reader<kKind> readers[kMostLinearTiles];
+  for (int i = 0; i < tiles; ++i) readers[i].open(weight, weight.data + (tile + i) * weight.tile_bytes);
+  for (int start = 0; start < all; start += most) {
+    const int steps = all - start < most ? all - start : most;
+    for (int i = 0; i < tiles; ++i) readers[i].decode(steps, decoded + static_cast<int64_t>(i) * steps * kStep);
+    for (int panel = 0; panel < count; panel += 2) {
+      const Pair pair = pair_at(x, first + panel, first + count);
+      float* sums = out + static_cast<int64_t>(panel) * x.panel * kTileRows;
+      configure(pair);
+      const auto add = pair.panels == 2 ? add_pair<2> : add_pair<1>;
+      add(decoded, tiles, steps, start, pair, sums, tile_stride);
+      for (int i = 0; i < tiles && start + steps == all; ++i) turn_over(sums + i * tile_stride, pair);
     }
-    if constexpr (kInteger) reader.next();
   }
 }
 
 template <WeightKind kKind>
-void multiply_integers(const Weight& weight, const uint8_t* tile, const uint16_t* values, int panels, int width,
-                       float* out) {
-  if (weight.group > kChunkBlocks * kBlockColumns) {
-    multiply_long_groups<kKind>(weight, tile, values, panels, width, out);
-    return;
-  }
-  switch (width) {
-    case 1: multiply_short_groups<kKind, 1>(weight, tile, values, panels, out); break;
-    case 2: multiply_short_groups<kKind, 2>(weight, tile, values, panels, out); break;
-    case 4: multiply_short_groups<kKind, 4>(weight, tile, values, panels, out); break;
-    case 8: multiply_short_groups<kKind, 8>(weight, tile, values, panels, out); break;
-    default: multiply_short_groups<kKind, 16>(weight, tile, values, panels, out);
-  }
-}
-
-void multiply(const Weight& weight, const uint8_t* tile, const uint16_t* values, int panels, int width, float* out) {
-  _tile_loadconfig(&tiles_of(width));
-  switch (weight.kind) {
-    case WeightKind::int4: multiply_integers<WeightKind::int4>(weight, tile, values, panels, width, out); break;
-    case WeightKind::int8: multiply_integers<WeightKind::int8>(weight, tile, values, panels, width, out); break;
-    default: multiply_long_groups<WeightKind::bfloat16>(weight, tile, values, panels, width, out);
+void multiply(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
+              uint16_t* decoded, float* out) {
+  if (count > 2) {
+    multiply_wide<kKind>(weight, tile, tiles, x, first, count, decoded, out);
+  } else {
+    const Pair pair = pair_at(x, first, first + count);
+    const int numbers = (pair.widths[0] + (count - 1) * pair.widths[1]) * kTileRows;
+    const auto narrow = count == 2 ? multiply_narrow<kKind, 2> : multiply_narrow<kKind, 1>;
+    configure(pair);
+    for (int i = 0; i < tiles; ++i) {
+      narrow(weight, weight.data + (tile + i) * weight.tile_bytes, pair, decoded, out + i * numbers);
+    }
   }
   _tile_release();
 }
 
-void linear(const Weight& weight, int tile, const Activations& x, int first, int count, float* out) {
-  if (x.form != ActivationForm::bfloat16 || weight.kind == WeightKind::float32) {
-    linear_float::linear(weight, tile, x, first, count, out);
-    return;
-  }
-  const uint8_t* data = weight.data + tile * weight.tile_bytes;
-  const uint16_t* values = static_cast<const uint16_t*>(x.values);
-  for (const int end = first + count; first < end;) {
-    const int full = (x.last == x.panel ? x.panels : x.panels - 1) - first;
-    const int wanted = end - first < kMostPanels ? end - first : kMostPanels;
-    const int panels = full <= 0 ? 1 : full < wanted ? full : wanted;
-    const int width = full <= 0 ? x.last : x.panel;
-    multiply(weight, data, values + static_cast<int64_t>(first) * x.panel * x.columns, panels, width, out);
-    out += panels * width * kTileRows;
-    first += panels;
-  }
+void linear(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count, void* scratch,
+            float* out) {
+  const auto kernel = weight.kind == WeightKind::int4   ? multiply<WeightKind::int4>
+                      : weight.kind == WeightKind::int8 ? multiply<WeightKind::int8>
+                                                        : multiply<WeightKind::bfloat16>;
+  kernel(weight, tile, tiles, x, first, count, static_cast<uint16_t*>(scratch), out);
 }
 
-// Rows of bfloat16, quads in the order 0, 2, 1, 3; missing tokens zero.
-void fill_rows(const float* x, int64_t stride, int tokens, int width, int columns, uint16_t* values) {
-  const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
-  for (int t = 0; t < width; ++t, values += columns) {
-    for (int k = 0; k < columns; k += kBlockColumns) {
-      __m512i numbers = _mm512_setzero_si512();
-      if (t < tokens) {
-        const float* from = x + t * stride + k;
-        numbers = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from));
+// ---------------------------------------------------------------- panels
+
+// 32 or 64 columns of a token as the words of its panel: pairs of even columns, then of odd ones.
+inline int load_pairs(const float* x, int columns, __m512i (&pairs)[2]) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+  const __m512 even_low = _mm512_permutex2var_ps(a, even, b), odd_low = _mm512_permutex2var_ps(a, odd, b);
+  if (columns < 64) {
+    pairs[0] = (__m512i)_mm512_cvtne2ps_pbh(odd_low, even_low);
+    return 1;
+  }
+  const __m512 c = _mm512_loadu_ps(x + 32), d = _mm512_loadu_ps(x + 48);
+  pairs[0] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_permutex2var_ps(c, even, d), even_low);
+  pairs[1] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_permutex2var_ps(c, odd, d), odd_low);
+  return 2;
+}
+
+// Sixteen words of each token, one token after the other, as [16][width].
+inline void put_words(const __m512i* words, int width, uint16_t* values) {
+  __m512i rows[16];
+  transpose_words16(words, rows);
+  const __mmask16 mask = static_cast<__mmask16>((1u << width) - 1);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) _mm512_mask_storeu_epi32(values + 2 * i * width, mask, rows[i]);
+}
+
+void fill_pairs(const float* x, int64_t stride, int tokens, int width, int columns, uint16_t* values) {
+  for (int k = 0; k < columns; k += 64, values += 64 * width) {
+    __m512i words[2][16];
+    int steps = columns - k < 64 ? 1 : 2;
+    for (int t = 0; t < 16; ++t) {
+      __m512i pairs[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+      if (t < tokens) steps = load_pairs(x + t * stride + k, columns - k, pairs);
+      words[0][t] = pairs[0];
+      words[1][t] = pairs[1];
+    }
+    for (int step = 0; step < steps; ++step) {
+      if (width == 1) {
+        _mm512_storeu_si512(values + step * kStepColumns, words[step][0]);
+      } else {
+        put_words(words[step], width, values + step * kStepColumns * width);
       }
-      _mm512_storeu_si512(values + k, _mm512_shuffle_epi8(numbers, order));
     }
   }
 }
@@ -347,7 +260,7 @@ void fill_rows(const float* x, int64_t stride, int tokens, int width, int column
 void fill_panel(ActivationForm form, const float* x, int64_t stride, int tokens, int width, int columns, void* values,
                 float* scales, int32_t* sums) {
   if (form == ActivationForm::bfloat16) {
-    fill_rows(x, stride, tokens, width, columns, static_cast<uint16_t*>(values));
+    fill_pairs(x, stride, tokens, width, columns, static_cast<uint16_t*>(values));
   } else {
     gristmill::fill_panel(form, x, stride, tokens, width, columns, values, scales, sums);
   }
@@ -356,6 +269,6 @@ void fill_panel(ActivationForm form, const float* x, int64_t stride, int tokens,
 }  // namespace linear_bfloat16_amx
 
 void set_linear_bfloat16_tile_kernels(KernelTable& table) {
-  table.linear_float = linear_bfloat16_amx::linear;
+  table.linear_tiles = linear_bfloat16_amx::linear;
   table.fill_panel = linear_bfloat16_amx::fill_panel;
 }

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -123,28 +124,42 @@ std::vector<std::string> linear_forms(const std::string& isa) {
   return forms;
 }
 
-using Kernel = void (*)(const Weight&, int, const Activations&, int, int, float*);
+// One call's panels, and the tiles where a kernel takes several.
+struct Call {
+  int panels, tiles;
+};
 
-Kernel kernel_of(const KernelTable& table, ActivationForm form) {
-  const Kernel kernel = form == ActivationForm::int8 ? table.linear_int8 : table.linear_float;
-  require(kernel != nullptr, std::string(table.name) + " has no such linear kernel");
-  return kernel;
+// Tiles `tile` .. of panels `first` .. into out[tile][token][32].
+void multiply_call(const KernelTable& table, const Weight& weight, int tile, const Activations& x, int first,
+                   Call call, void* scratch, float* out) {
+  if (scratch != nullptr) {
+    table.linear_tiles(weight, tile, call.tiles, x, first, call.panels, scratch, out);
+  } else {
+    const auto kernel = x.form == ActivationForm::int8 ? table.linear_int8 : table.linear_float;
+    kernel(weight, tile, x, first, call.panels, out);
+  }
 }
 
-// All tiles times all panels, `panels_a_call` panels at a time; [padded, rows].
-py::array_t<float> multiply(Kernel kernel, const Weight& weight, const Activations& x, int padded,
-                            int panels_a_call) {
+// All tiles times all panels; [padded, rows].
+py::array_t<float> multiply(const KernelTable& table, const Weight& weight, const Activations& x, int padded,
+                            Call most) {
   py::array_t<float> result({static_cast<py::ssize_t>(padded), static_cast<py::ssize_t>(weight.rows)});
   float* y = result.mutable_data();
-  const std::unique_ptr<float[], Free> out = aligned<float>(static_cast<int64_t>(padded) * kTileRows);
-  for (int tile = 0; tile < weight.rows / kTileRows; ++tile) {
-    for (int first = 0; first < x.panels; first += panels_a_call) {
-      const int count = panels_a_call < x.panels - first ? panels_a_call : x.panels - first;
-      kernel(weight, tile, x, first, count, out.get() + static_cast<int64_t>(first) * x.panel * kTileRows);
+  const bool on_tiles = table.linear_tiles != nullptr && x.form == ActivationForm::bfloat16 &&
+                        weight.kind != WeightKind::float32;
+  const auto scratch = aligned<uint8_t>(on_tiles ? kLinearScratchBytes : 64);
+  if (!on_tiles) most.tiles = 1;
+  const auto out = aligned<float>(static_cast<int64_t>(padded) * kTileRows * most.tiles);
+  const int tiles = weight.rows / kTileRows;
+  for (int tile = 0; tile < tiles; tile += most.tiles) {
+    for (int first = 0; first < x.panels; first += most.panels) {
+      const Call call{std::min(most.panels, x.panels - first), std::min(most.tiles, tiles - tile)};
+      multiply_call(table, weight, tile, x, first, call, on_tiles ? scratch.get() : nullptr, out.get());
+      const int start = first * x.panel, tokens = std::min(call.panels * x.panel, padded - start);
+      for (int i = 0; i < call.tiles * tokens; ++i)
+        std::memcpy(y + static_cast<int64_t>(start + i % tokens) * weight.rows + (tile + i / tokens) * kTileRows,
+                    out.get() + static_cast<int64_t>(i) * kTileRows, kTileRows * sizeof(float));
     }
-    for (int t = 0; t < padded; ++t)
-      std::memcpy(y + static_cast<int64_t>(t) * weight.rows + tile * kTileRows,
-                  out.get() + static_cast<int64_t>(t) * kTileRows, kTileRows * sizeof(float));
   }
   return result;
 }
@@ -153,7 +168,7 @@ py::array_t<float> linear_panel(const std::string& isa, const std::string& kind,
                                 int rows, int columns, int group, bool zero_points, const std::string& form,
                                 const Array<uint8_t>& values, const Array<float>& scales,
                                 const Array<int32_t>& sums, int tokens, int panel, int last,
-                                int panels_a_call) {
+                                int panels_a_call, int tiles_a_call) {
   const KernelTable& table = select_table(isa);
   Weight weight = checked_weight(kind, rows, columns, group, zero_points);
   Activations x = checked_activations(table, weight, form, tokens, panel, last);
@@ -165,6 +180,10 @@ py::array_t<float> linear_panel(const std::string& isa, const std::string& kind,
   require_equal("number of scales", scales.size(), groups);
   require_equal("number of sums", sums.size(), groups);
   require(panels_a_call > 0, "panels_a_call must be positive");
+  require(tiles_a_call > 0 && tiles_a_call <= kMostLinearTiles,
+          "tiles_a_call must be 1 to " + std::to_string(kMostLinearTiles));
+  require((x.form == ActivationForm::int8 ? table.linear_int8 : table.linear_float) != nullptr,
+          std::string(table.name) + " has no such linear kernel");
 
   const auto weight_copy = aligned_copy(packed);
   const auto value_copy = aligned_copy(values);
@@ -174,7 +193,7 @@ py::array_t<float> linear_panel(const std::string& isa, const std::string& kind,
   x.values = value_copy.get();
   x.scales = scale_copy.get();
   x.sums = sum_copy.get();
-  return multiply(kernel_of(table, x.form), weight, x, padded, panels_a_call);
+  return multiply(table, weight, x, padded, Call{panels_a_call, tiles_a_call});
 }
 
 }  // namespace
@@ -185,7 +204,7 @@ void bind_linear_kernels(py::module_& m) {
   m.def("linear_panel", &linear_panel, py::arg("isa"), py::arg("kind"), py::arg("packed"), py::arg("rows"),
         py::arg("columns"), py::arg("group"), py::arg("zero_points"), py::arg("form"), py::arg("values"),
         py::arg("scales"), py::arg("sums"), py::arg("tokens"), py::arg("panel"), py::arg("last"),
-        py::arg("panels_a_call") = 1,
+        py::arg("panels_a_call") = 1, py::arg("tiles_a_call") = 1,
         "One linear over activation panels: float32 [padded tokens, rows]. Weights and panels are bytes in "
         "the kernels' layout; scales and sums are empty but for int8 activations.");
 }

@@ -8,8 +8,10 @@ namespace gristmill {
 namespace {
 
 constexpr int kChunkTokens = 128;           // tokens of one kernel call
+constexpr int kTileCallTokens = 512;        // the same on matrix tiles, at most
 constexpr int kRedundantTokens = 4;         // up to here every thread prepares the input for itself
-constexpr int64_t kBlockBytes = 384 << 10;  // int8 input that stays in the second level cache
+constexpr int64_t kBlockBytes = 384 << 10;  // input that stays in the second level cache
+constexpr int64_t kTileBlockBytes = 1 << 20;
 
 constexpr Norm kNoNorm{nullptr, 0, 0};
 
@@ -40,6 +42,40 @@ int value_bytes(ActivationForm form) {
   return form == ActivationForm::int8 ? 1 : form == ActivationForm::bfloat16 ? 2 : 4;
 }
 
+bool on_matrix_tiles(const KernelTable& kernels, const Weight& weight, const Activations& x) {
+  return kernels.linear_tiles != nullptr && x.form == ActivationForm::bfloat16 && weight.kind != WeightKind::float32;
+}
+
+int round_up(int number, int to) { return (number + to - 1) / to * to; }
+
+// What one thread takes of a linear at a time, and what of it one call of a kernel does.
+struct Share {
+  int tiles;
+  int panels;       // of one share
+  int call_panels;
+};
+
+Share vector_share(const Activations& x) {
+  const int64_t panel_bytes = static_cast<int64_t>(x.panel) * x.columns * value_bytes(x.form);
+  const int call = kChunkTokens / x.panel;
+  return {1, std::max<int>(1, static_cast<int>(kBlockBytes / panel_bytes / call)) * call, call};
+}
+
+// Several tiles share the tokens that they read, unless threads would then wait for each other.
+Share tile_share(const Activations& x, int tiles, int threads) {
+  const int64_t most = std::max<int64_t>(kTileBlockBytes / (x.columns * 2), kChunkTokens);
+  const int tokens = x.panels * x.panel, limit = static_cast<int>(std::min<int64_t>(most, kTileCallTokens));
+  const int blocks = (tokens + limit - 1) / limit;
+  const int panels = round_up((x.panels + blocks - 1) / blocks, 2);
+  int best = 1, least = tiles;
+  for (int some = 1; some <= kMostLinearTiles; ++some) {
+    const int shares = (tiles + some - 1) / some * blocks;
+    const int longest = (shares + threads - 1) / threads * some;  // tiles of the busiest thread
+    if (longest <= least) best = some, least = longest;
+  }
+  return {best, panels, panels};
+}
+
 }  // namespace
 
 Step::Step(const KernelTable& kernels, const Model& model, KvCache& cache, ThreadPool& pool, StepOptions options)
@@ -53,7 +89,9 @@ Step::Step(const KernelTable& kernels, const Model& model, KvCache& cache, Threa
   }
   space_.threads.resize(pool.size());
   for (ThreadSpace& space : space_.threads) {
-    space.tile.reserve(kChunkTokens * kTileRows * 4);
+    if (kernels.linear_tiles != nullptr) space.scratch.reserve(kLinearScratchBytes);
+    space.tile.reserve((kernels.linear_tiles != nullptr ? kMostLinearTiles * kTileCallTokens : kChunkTokens) *
+                       kTileRows * 4);
     space.states.reserve(2 * kMostAttendRows * kMostHeadDim * 4);
   }
 }
@@ -232,20 +270,28 @@ Activations Step::prepare(int thread, const Linear& linear, const float* x, int6
 // Every tile of `linear` for every token; store(tile, out, first token, tokens) takes them away.
 template <typename Store>
 void Step::multiply(int thread, const Linear& linear, const Activations& x, Store&& store) {
-  const auto kernel = x.form == ActivationForm::int8 ? kernels_.linear_int8 : kernels_.linear_float;
-  const int chunk = kChunkTokens / x.panel;
-  const int64_t panel_bytes = static_cast<int64_t>(x.panel) * x.columns * value_bytes(x.form);
-  const int block = std::max<int>(1, static_cast<int>(kBlockBytes / panel_bytes / chunk)) * chunk;
-  const int blocks = (x.panels + block - 1) / block;
+  const bool on_tiles = on_matrix_tiles(kernels_, linear.weight, x);
   const int tiles = linear.tiles();
-  float* out = space_.threads[thread].tile.as<float>();
-  for (int item; (item = pool_.claim(thread, tiles * blocks)) >= 0;) {
-    const int tile = item % tiles, start = item / tiles * block;
-    const int end = std::min(start + block, x.panels);
-    for (int panel = start; panel < end; panel += chunk) {
-      const int count = std::min(chunk, end - panel), first = panel * x.panel;
-      kernel(linear.weight, tile, x, panel, count, out);
-      store(tile, out, first, std::min(count * x.panel, x.tokens - first));
+  const Share share = on_tiles ? tile_share(x, tiles, pool_.size()) : vector_share(x);
+  const auto kernel = x.form == ActivationForm::int8 ? kernels_.linear_int8 : kernels_.linear_float;
+  const int parts = (tiles + share.tiles - 1) / share.tiles, blocks = (x.panels + share.panels - 1) / share.panels;
+  ThreadSpace& space = space_.threads[thread];
+  float* out = space.tile.as<float>();
+  for (int item; (item = pool_.claim(thread, parts * blocks)) >= 0;) {
+    const int tile = item % parts * share.tiles, some = std::min(share.tiles, tiles - tile);
+    const int start = item / parts * share.panels, end = std::min(start + share.panels, x.panels);
+    for (int panel = start; panel < end; panel += share.call_panels) {
+      const int count = std::min(share.call_panels, end - panel), first = panel * x.panel;
+      if (on_tiles) {
+        kernels_.linear_tiles(linear.weight, tile, some, x, panel, count, space.scratch.as<void>(), out);
+      } else {
+        kernel(linear.weight, tile, x, panel, count, out);
+      }
+      const int padded = (count - 1) * x.panel + (panel + count == x.panels ? x.last : x.panel);
+      for (int i = 0; i < some; ++i) {
+        store(tile + i, out + static_cast<int64_t>(i) * padded * kTileRows, first,
+              std::min(padded, x.tokens - first));
+      }
     }
   }
 }

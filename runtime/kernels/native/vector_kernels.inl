@@ -11,6 +11,8 @@
 #endif
 #if defined(__AMX_INT8__)
 #include "linear_int8_amx.inl"
+#include "tile_transpose.inl"
+#include "decode_bfloat16_amx.inl"
 #include "linear_bfloat16_amx.inl"
 #include "attention_amx.inl"
 #endif

@@ -23,7 +23,8 @@ struct Panels {
 struct ThreadSpace {
   Panels panels;
   Buffer rows;      // float [kMostPanelTokens][columns]: normed rows on their way into a panel
-  Buffer tile;      // float [kChunkTokens][32]: one tile's output
+  Buffer tile;      // float [tiles][tokens][32]: the output of one call of a linear kernel
+  Buffer scratch;   // kLinearScratchBytes, where linears run on matrix tiles
   Buffer states;    // float [2][kMostAttendRows][kMostHeadDim]: weighted values of a span and of all
   std::vector<const uint8_t*> units;
 };

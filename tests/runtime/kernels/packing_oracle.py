@@ -49,6 +49,12 @@ class IntegerWeight:
         values: NDArray[np.float64] = centred * np.repeat(self.scales, self.group, axis=1)
         return values
 
+    def bfloat16_values(self) -> NDArray[np.float32]:
+        """What the codes stand for where weights are bfloat16: a float32 product, rounded."""
+        zeros = np.full(self.scales.shape, 1 << (self.bits - 1)) if self.zeros is None else self.zeros
+        centred = self.codes.astype(np.float32) - np.repeat(zeros, self.group, axis=1).astype(np.float32)
+        return round_bfloat16(centred * np.repeat(self.scales, self.group, axis=1))
+
     def packed(self) -> NDArray[np.uint8]:
         """The bytes of every tile."""
         rows, groups = self.scales.shape
@@ -154,10 +160,11 @@ def int8_panels(values: NDArray[np.int8], scales: NDArray[np.float32], panel: in
 def float_panels(x: NDArray[np.float32], form: str, panel: int, *, tiles: bool = False) -> Panels:
     """Panels of float32 or (already rounded) bfloat16 activations [tokens, columns].
 
-    With matrix `tiles`, bfloat16 lies in rows, the columns of each quad in the order 0, 2, 1, 3.
+    With matrix `tiles`, the columns of each 64 of bfloat16, and of the 32 that may remain, are sorted into
+    even and odd ones.
     """
     if form == "bfloat16" and tiles:
-        return _tile_panels(x, panel)
+        x = x[:, _even_then_odd(x.shape[1])]
     tokens, columns = x.shape
     split = _split(tokens, panel)
     numbers = bfloat16_bits(x) if form == "bfloat16" else x
@@ -172,11 +179,6 @@ def float_panels(x: NDArray[np.float32], form: str, panel: int, *, tiles: bool =
     )
 
 
-def _tile_panels(x: NDArray[np.float32], panel: int) -> Panels:
-    split = _split(len(x), panel)
-    quads = bfloat16_bits(x).reshape(len(x), -1, 4)[:, :, [0, 2, 1, 3]].reshape(x.shape)
-    parts = [_padded(quads, first, width).view(np.uint8).reshape(-1) for first, width in split]
-    none = np.zeros(0)
-    return Panels(
-        np.concatenate(parts), none.astype(np.float32), none.astype(np.int32), len(x), panel, split[-1][1]
-    )
+def _even_then_odd(columns: int) -> list[int]:
+    blocks = [range(start, min(start + 64, columns)) for start in range(0, columns, 64)]
+    return [column for block in blocks for column in (*block[::2], *block[1::2])]

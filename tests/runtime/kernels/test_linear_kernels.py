@@ -57,7 +57,12 @@ def random_floats(rows: int, columns: int, seed: int) -> NDArray[np.float32]:
 
 
 def multiply_integers(
-    isa: str, weight: IntegerWeight, form: str, panels: Panels, panels_a_call: int = 1
+    isa: str,
+    weight: IntegerWeight,
+    form: str,
+    panels: Panels,
+    panels_a_call: int = 1,
+    tiles_a_call: int = 1,
 ) -> NDArray[np.float32]:
     rows, columns = weight.codes.shape
     return run(
@@ -68,6 +73,7 @@ def multiply_integers(
         form,
         panels,
         panels_a_call,
+        tiles_a_call,
     )
 
 
@@ -79,6 +85,7 @@ def run(
     form: str,
     panels: Panels,
     panels_a_call: int = 1,
+    tiles_a_call: int = 1,
 ) -> NDArray[np.float32]:
     """A kernel's result without padding tokens, [tokens, rows]."""
     out: NDArray[np.float32] = _native.linear_panel(
@@ -94,6 +101,7 @@ def run(
         panels.panel,
         panels.last,
         panels_a_call,
+        tiles_a_call,
     )
     return out[: panels.tokens]
 
@@ -173,18 +181,22 @@ def test_integer_weights_times_floats_match_float64(
     x = activations(form, columns)
     width = WIDTHS[isa][-1]
     out = multiply_integers(isa, weight, form, panels_of(isa, x, form, width))
-    assert_near(out, x, weight.values())
+    on_tiles = (isa, form) == ("amx", "bfloat16")
+    assert_near(out, x, weight.bfloat16_values() if on_tiles else weight.values())
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "float32"])
 @pytest.mark.parametrize("isa", FLOAT_SETS)
-@pytest.mark.parametrize(("bits", "zeros"), [(4, False), (4, True), (8, False), (8, True)])
-def test_integer_weights_times_floats_ignore_the_panel(isa: str, form: str, bits: int, zeros: bool) -> None:
-    weight = random_weight(bits, zeros, 64, 192)
-    x = activations(form, 192)
+@integer_cases
+def test_integer_weights_times_floats_ignore_the_panel(
+    isa: str, form: str, bits: int, zeros: bool, group: int, columns: int
+) -> None:
+    weight = random_weight(bits, zeros, group, columns)
+    x = activations(form, columns)
     expected = multiply_integers(isa, weight, form, panels_of(isa, x, form, 1))
-    for width in WIDTHS[isa]:
-        out = multiply_integers(isa, weight, form, panels_of(isa, x, form, width), 2)
+    for width, panels_a_call, tiles_a_call in product(WIDTHS[isa], (2, 5), (1, 2)):
+        panels = panels_of(isa, x, form, width)
+        out = multiply_integers(isa, weight, form, panels, panels_a_call, tiles_a_call)
         np.testing.assert_array_equal(out, expected, err_msg=f"panels of {width}")
 
 
@@ -209,8 +221,24 @@ def test_float_weights_match_float64_in_every_panel(isa: str, form: str, kind: s
     expected = run(isa, kind, packed, shape, form, panels_of(isa, x, form, 1))
     assert_near(expected, x, weight)
     for width in WIDTHS[isa]:
-        out = run(isa, kind, packed, shape, form, panels_of(isa, x, form, width), 2)
-        np.testing.assert_array_equal(out, expected, err_msg=f"panels of {width}")
+        for panels_a_call in (2, 5):
+            out = run(isa, kind, packed, shape, form, panels_of(isa, x, form, width), panels_a_call, 3)
+            np.testing.assert_array_equal(out, expected, err_msg=f"panels of {width}")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_long_rows_on_matrix_tiles_are_decoded_in_parts(bits: int) -> None:
+    columns = 4160  # of three tiles together, more than the scratch memory holds
+    random = np.random.default_rng(bits)
+    codes = random.integers(0, 1 << bits, (ROWS, columns), dtype=np.uint8)
+    weight = IntegerWeight(bits, codes, np.full((ROWS, columns // 32), 2.0**-7, np.float32), None)
+    x = activations("bfloat16", columns)
+    for isa in {"scalar", SETS[-1]}:
+        panels = panels_of(isa, x, "bfloat16", WIDTHS[isa][2])
+        out = multiply_integers(isa, weight, "bfloat16", panels, 5, 3)
+        assert_near(out, x, weight.values())
+        single = multiply_integers(isa, weight, "bfloat16", panels_of(isa, x, "bfloat16", 1))
+        np.testing.assert_array_equal(out, single)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -233,6 +261,7 @@ def test_float_weights_match_float64_in_every_panel(isa: str, form: str, kind: s
         ("int8 activations", {"kind": "float32", "group": 0}),
         ("instruction set", {"isa": "mmx"}),
         ("panels_a_call", {"panels_a_call": 0}),
+        ("tiles_a_call", {"tiles_a_call": 5}),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(what: str, change: dict[str, Any]) -> None:
