@@ -50,6 +50,7 @@ def linear_panel(
     last: int,
     panels_a_call: int = 1,
     tiles_a_call: int = 1,
+    reuse: bool = False,
 ) -> NDArray[np.float32]: ...
 
 class SamplerState:

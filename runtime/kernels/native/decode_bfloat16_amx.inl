@@ -10,7 +10,7 @@ namespace decode_bfloat16_amx {
 constexpr int kStepColumns = 32;                // columns of one matrix tile
 constexpr int kHalfStep = kStepColumns * 16;    // its numbers, for 16 rows
 constexpr int kStep = 2 * kHalfStep;            // of all 32 rows
-constexpr int kPrefetchBytes = 2048;  // ahead of what is decoded
+constexpr int kPrefetchBytes = 4096;  // ahead of what is decoded
 
 constexpr bool is_integer(WeightKind kind) { return kind != WeightKind::bfloat16; }
 

@@ -112,6 +112,13 @@ struct AttendRows {
 
 enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2 };
 
+// Calls of linear_tiles that differ in their panels only can share what they decode in `scratch`.
+enum class TileReuse : int32_t {
+  none = 0,   // nothing is there, and nothing need be left
+  first = 1,  // decode, and leave it there
+  again = 2,  // the call before was a first or another again
+};
+
 struct KernelTable {
   const char* name;     // as GRISTMILL_ISA names it
   int32_t panel;        // widest panel: 8, or 16 with matrix tiles
@@ -134,7 +141,7 @@ struct KernelTable {
   // weight is (code - zero point) * scale, rounded to float32 and then to bfloat16, and all columns are
   // added without further rounding to bfloat16. `scratch` is the kernel's own meanwhile: kLinearScratchBytes.
   void (*linear_tiles)(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
-                       void* scratch, float* out);
+                       TileReuse reuse, void* scratch, float* out);
 
   // y[t][0..n) = a[t][0..n) (+ bias) or y += a (+ bias); a has row stride 32, n <= 32.
   void (*store_tile)(const float* a, int tokens, int n, const float* bias, bool add, float* y,

@@ -11,8 +11,10 @@ using decode_bfloat16_amx::kStep;
 using decode_bfloat16_amx::kStepColumns;
 using decode_bfloat16_amx::Reader;
 
-constexpr int kNearSteps = 10;                                         // whose operands stay in the first level cache
-constexpr int kMostSteps = kLinearScratchBytes / (kStep * 2);          // decoded at a time, of all tiles together
+constexpr int kNearSteps = 9;    // whose operands stay in the first level cache
+constexpr int kNarrowSteps = 4;  // decoded at a time for few tokens
+// Decoded at a time for many, of all tiles together.
+constexpr int kMostSteps = kLinearScratchBytes / (kStep * 2);
 
 // Tiles 0, 1: sums [16 rows][width] of the low and high rows for a first panel; 2, 3: for a second one; 4, 5:
 // weights [16 rows][32] of the low and high rows; 6, 7: the panels' values [16 pairs][width][2].
@@ -31,11 +33,13 @@ struct Pair {
   const uint16_t* values[2];
   int widths[2];
   int panels;
+  int columns;
 };
 
 Pair pair_at(const Activations& x, int panel, int end) {
   Pair pair{};
   const auto width = [&x](int p) { return p == x.panels - 1 ? x.last : x.panel; };
+  pair.columns = x.columns;
   pair.panels = end - panel < 2 ? 1 : 2;
   pair.values[0] = static_cast<const uint16_t*>(x.values) + static_cast<int64_t>(panel) * x.panel * x.columns;
   pair.widths[0] = pair.widths[1] = width(panel);
@@ -103,27 +107,29 @@ inline void add_steps(const uint16_t* decoded, int steps, int start, const Pair&
   }
 }
 
-// One panel's sums [half][16 rows][width] as out [width][32], in place.
-void turn_over(float* sums, int width) {
-  const int stride = width;
-  __m512i rows[2][16];
+// One panel's sums [half][16 rows][width] as out [width][32].
+inline void turn_over(const float* sums, int width, float* out) {
   const __mmask16 mask = static_cast<__mmask16>((1u << width) - 1);
-  for (int half = 0; half < 2; ++half) {
-    __m512i lines[16];
+  for (int half = 0; half < 2; ++half, sums += 16 * width) {
+    __m512i lines[16], rows[16];
 #pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) lines[r] = _mm512_maskz_loadu_epi32(mask, sums + (16 * half + r) * stride);
-    transpose_words16(lines, rows[half]);
-  }
-  for (int t = 0; t < width; ++t) {
-    _mm512_store_si512(sums + t * kTileRows, rows[0][t]);
-    _mm512_store_si512(sums + t * kTileRows + 16, rows[1][t]);
+    for (int r = 0; r < 16; ++r) lines[r] = _mm512_maskz_loadu_epi32(mask, sums + r * width);
+    transpose_words16(lines, rows);
+#pragma GCC unroll 16
+    for (int t = 0; t < 16; ++t) {
+      if (t < width) _mm512_store_si512(out + t * kTileRows + half * 16, rows[t]);
+    }
   }
 }
 
-void turn_over(float* sums, const Pair& pair) {
-  // One token's sums are in the right order as they stand.
-  if (pair.widths[0] > 1) turn_over(sums, pair.widths[0]);
-  if (pair.panels == 2 && pair.widths[1] > 1) turn_over(sums + pair.widths[0] * kTileRows, pair.widths[1]);
+// The sums in the tiles as out [token][32].
+template <int kPanels>
+inline void finish_sums(const Pair& pair, float* out) {
+  alignas(64) float sums[2 * kMostPanelTokens * kTileRows];
+  store_sums<kPanels>(sums, pair);
+  for (int panel = 0; panel < kPanels; ++panel) {
+    turn_over(sums + panel * pair.widths[0] * kTileRows, pair.widths[panel], out + panel * pair.widths[0] * kTileRows);
+  }
 }
 
 // Up to two panels: sums stay in the tiles while the weights are decoded, a little at a time.
@@ -133,13 +139,12 @@ void multiply_narrow(const Weight& weight, const uint8_t* tile, const Pair& pair
   reader.open(weight, tile);
   const int all = weight.columns / kStepColumns;
   clear_sums<kPanels>();
-  for (int start = 0; start < all; start += kNearSteps) {
-    const int steps = all - start < kNearSteps ? all - start : kNearSteps;
+  for (int start = 0; start < all; start += kNarrowSteps) {
+    const int steps = all - start < kNarrowSteps ? all - start : kNarrowSteps;
     reader.decode(steps, decoded);
     add_steps<kPanels>(decoded, steps, start, pair);
   }
-  store_sums<kPanels>(out, pair);
-  turn_over(out, pair);
+  finish_sums<kPanels>(pair, out);
 }
 
 // `steps` decoded steps of each of `tiles` tiles, from step `start`, times one pair of panels. The pair's
@@ -157,7 +162,11 @@ void add_pair(const uint16_t* decoded, int tiles, int steps, int start, const Pa
         load_sums<kPanels>(sums, pair);
       }
       add_steps<kPanels>(decoded + (static_cast<int64_t>(tile) * steps + step) * kStep, some, start + step, pair);
-      store_sums<kPanels>(sums, pair);
+      if (start + step + some == pair.columns / kStepColumns) {
+        finish_sums<kPanels>(pair, sums);
+      } else {
+        store_sums<kPanels>(sums, pair);
+      }
     }
   }
 }
@@ -165,7 +174,7 @@ void add_pair(const uint16_t* decoded, int tiles, int steps, int start, const Pa
 // Many panels: weights are decoded for all of them together.
 template <WeightKind kKind>
 void multiply_wide(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
-                   uint16_t* decoded, float* out) {
+                   bool again, uint16_t* decoded, float* out) {
   const int all = weight.columns / kStepColumns, most = kMostSteps / tiles / 2 * 2;
   const int last_width = first + count == x.panels ? x.last : x.panel;
   const int64_t tile_stride = static_cast<int64_t>((count - 1) * x.panel + last_width) * kTileRows;
@@ -173,23 +182,24 @@ void multiply_wide(const Weight& weight, int tile, int tiles, const Activations&
   for (int i = 0; i < tiles; ++i) readers[i].open(weight, weight.data + (tile + i) * weight.tile_bytes);
   for (int start = 0; start < all; start += most) {
     const int steps = all - start < most ? all - start : most;
-    for (int i = 0; i < tiles; ++i) readers[i].decode(steps, decoded + static_cast<int64_t>(i) * steps * kStep);
+    for (int i = 0; i < tiles && !(again && steps == all); ++i) {
+      readers[i].decode(steps, decoded + static_cast<int64_t>(i) * steps * kStep);
+    }
     for (int panel = 0; panel < count; panel += 2) {
       const Pair pair = pair_at(x, first + panel, first + count);
       float* sums = out + static_cast<int64_t>(panel) * x.panel * kTileRows;
       configure(pair);
       const auto add = pair.panels == 2 ? add_pair<2> : add_pair<1>;
       add(decoded, tiles, steps, start, pair, sums, tile_stride);
-      for (int i = 0; i < tiles && start + steps == all; ++i) turn_over(sums + i * tile_stride, pair);
     }
   }
 }
 
 template <WeightKind kKind>
-void multiply(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
+void multiply(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count, TileReuse reuse,
               uint16_t* decoded, float* out) {
-  if (count > 2) {
-    multiply_wide<kKind>(weight, tile, tiles, x, first, count, decoded, out);
+  if (count > 2 || reuse != TileReuse::none) {
+    multiply_wide<kKind>(weight, tile, tiles, x, first, count, reuse == TileReuse::again, decoded, out);
   } else {
     const Pair pair = pair_at(x, first, first + count);
     const int numbers = (pair.widths[0] + (count - 1) * pair.widths[1]) * kTileRows;
@@ -202,12 +212,12 @@ void multiply(const Weight& weight, int tile, int tiles, const Activations& x, i
   _tile_release();
 }
 
-void linear(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count, void* scratch,
-            float* out) {
+void linear(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count, TileReuse reuse,
+            void* scratch, float* out) {
   const auto kernel = weight.kind == WeightKind::int4   ? multiply<WeightKind::int4>
                       : weight.kind == WeightKind::int8 ? multiply<WeightKind::int8>
                                                         : multiply<WeightKind::bfloat16>;
-  kernel(weight, tile, tiles, x, first, count, static_cast<uint16_t*>(scratch), out);
+  kernel(weight, tile, tiles, x, first, count, reuse, static_cast<uint16_t*>(scratch), out);
 }
 
 // ---------------------------------------------------------------- panels

@@ -124,16 +124,17 @@ std::vector<std::string> linear_forms(const std::string& isa) {
   return forms;
 }
 
-// One call's panels, and the tiles where a kernel takes several.
+// One call's panels, and where a kernel takes several tiles, those and what it shares with other calls.
 struct Call {
   int panels, tiles;
+  TileReuse reuse;
 };
 
 // Tiles `tile` .. of panels `first` .. into out[tile][token][32].
 void multiply_call(const KernelTable& table, const Weight& weight, int tile, const Activations& x, int first,
                    Call call, void* scratch, float* out) {
   if (scratch != nullptr) {
-    table.linear_tiles(weight, tile, call.tiles, x, first, call.panels, scratch, out);
+    table.linear_tiles(weight, tile, call.tiles, x, first, call.panels, call.reuse, scratch, out);
   } else {
     const auto kernel = x.form == ActivationForm::int8 ? table.linear_int8 : table.linear_float;
     kernel(weight, tile, x, first, call.panels, out);
@@ -153,7 +154,8 @@ py::array_t<float> multiply(const KernelTable& table, const Weight& weight, cons
   const int tiles = weight.rows / kTileRows;
   for (int tile = 0; tile < tiles; tile += most.tiles) {
     for (int first = 0; first < x.panels; first += most.panels) {
-      const Call call{std::min(most.panels, x.panels - first), std::min(most.tiles, tiles - tile)};
+      const TileReuse reuse = most.reuse == TileReuse::none || first == 0 ? most.reuse : TileReuse::again;
+      const Call call{std::min(most.panels, x.panels - first), std::min(most.tiles, tiles - tile), reuse};
       multiply_call(table, weight, tile, x, first, call, on_tiles ? scratch.get() : nullptr, out.get());
       const int start = first * x.panel, tokens = std::min(call.panels * x.panel, padded - start);
       for (int i = 0; i < call.tiles * tokens; ++i)
@@ -168,7 +170,7 @@ py::array_t<float> linear_panel(const std::string& isa, const std::string& kind,
                                 int rows, int columns, int group, bool zero_points, const std::string& form,
                                 const Array<uint8_t>& values, const Array<float>& scales,
                                 const Array<int32_t>& sums, int tokens, int panel, int last,
-                                int panels_a_call, int tiles_a_call) {
+                                int panels_a_call, int tiles_a_call, bool reuse) {
   const KernelTable& table = select_table(isa);
   Weight weight = checked_weight(kind, rows, columns, group, zero_points);
   Activations x = checked_activations(table, weight, form, tokens, panel, last);
@@ -193,7 +195,7 @@ py::array_t<float> linear_panel(const std::string& isa, const std::string& kind,
   x.values = value_copy.get();
   x.scales = scale_copy.get();
   x.sums = sum_copy.get();
-  return multiply(table, weight, x, padded, Call{panels_a_call, tiles_a_call});
+  return multiply(table, weight, x, padded, Call{panels_a_call, tiles_a_call, reuse ? TileReuse::first : TileReuse::none});
 }
 
 }  // namespace
@@ -204,7 +206,7 @@ void bind_linear_kernels(py::module_& m) {
   m.def("linear_panel", &linear_panel, py::arg("isa"), py::arg("kind"), py::arg("packed"), py::arg("rows"),
         py::arg("columns"), py::arg("group"), py::arg("zero_points"), py::arg("form"), py::arg("values"),
         py::arg("scales"), py::arg("sums"), py::arg("tokens"), py::arg("panel"), py::arg("last"),
-        py::arg("panels_a_call") = 1, py::arg("tiles_a_call") = 1,
+        py::arg("panels_a_call") = 1, py::arg("tiles_a_call") = 1, py::arg("reuse") = false,
         "One linear over activation panels: float32 [padded tokens, rows]. Weights and panels are bytes in "
         "the kernels' layout; scales and sums are empty but for int8 activations.");
 }

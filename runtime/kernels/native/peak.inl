@@ -54,6 +54,7 @@ int64_t multiply_halves(int64_t rounds) { return multiply_floats(rounds); }
 alignas(64) constexpr TileConfig kFullTiles = {
     1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
+// The two loops differ in their instruction only, which needs constants for its tiles.
 int64_t multiply_byte_tiles(int64_t rounds) {
   _tile_loadconfig(&kFullTiles);
   for (int64_t i = 0; i < rounds; ++i) {
@@ -65,11 +66,24 @@ int64_t multiply_byte_tiles(int64_t rounds) {
   _tile_release();
   return rounds * 4 * 16 * 16 * 64;
 }
+
+int64_t multiply_half_tiles(int64_t rounds) {
+  _tile_loadconfig(&kFullTiles);
+  for (int64_t i = 0; i < rounds; ++i) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+  return rounds * 4 * 16 * 16 * 32;
+}
 #endif
 
 int64_t multiply_adds(ActivationForm form, int64_t rounds) {
 #if defined(__AMX_INT8__)
   if (form == ActivationForm::int8) return multiply_byte_tiles(rounds);
+  if (form == ActivationForm::bfloat16) return multiply_half_tiles(rounds);
 #endif
   switch (form) {
     case ActivationForm::int8: return multiply_bytes(rounds);

@@ -8,7 +8,8 @@ namespace gristmill {
 namespace {
 
 constexpr int kChunkTokens = 128;           // tokens of one kernel call
-constexpr int kTileCallTokens = 512;        // the same on matrix tiles, at most
+constexpr int kTileShareTokens = 512;       // tokens of one share on matrix tiles, at most
+constexpr int kTileCallTokens = 64;         // and of one call, where calls can share decoded weights
 constexpr int kRedundantTokens = 4;         // up to here every thread prepares the input for itself
 constexpr int64_t kBlockBytes = 384 << 10;  // input that stays in the second level cache
 constexpr int64_t kTileBlockBytes = 1 << 20;
@@ -64,7 +65,7 @@ Share vector_share(const Activations& x) {
 // Several tiles share the tokens that they read, unless threads would then wait for each other.
 Share tile_share(const Activations& x, int tiles, int threads) {
   const int64_t most = std::max<int64_t>(kTileBlockBytes / (x.columns * 2), kChunkTokens);
-  const int tokens = x.panels * x.panel, limit = static_cast<int>(std::min<int64_t>(most, kTileCallTokens));
+  const int tokens = x.panels * x.panel, limit = static_cast<int>(std::min<int64_t>(most, kTileShareTokens));
   const int blocks = (tokens + limit - 1) / limit;
   const int panels = round_up((x.panels + blocks - 1) / blocks, 2);
   int best = 1, least = tiles;
@@ -73,7 +74,8 @@ Share tile_share(const Activations& x, int tiles, int threads) {
     const int longest = (shares + threads - 1) / threads * some;  // tiles of the busiest thread
     if (longest <= least) best = some, least = longest;
   }
-  return {best, panels, panels};
+  const bool sharing = static_cast<int64_t>(best) * kTileRows * x.columns * 2 <= kLinearScratchBytes;
+  return {best, panels, sharing ? std::min(panels, kTileCallTokens / x.panel) : panels};
 }
 
 }  // namespace
@@ -90,7 +92,7 @@ Step::Step(const KernelTable& kernels, const Model& model, KvCache& cache, Threa
   space_.threads.resize(pool.size());
   for (ThreadSpace& space : space_.threads) {
     if (kernels.linear_tiles != nullptr) space.scratch.reserve(kLinearScratchBytes);
-    space.tile.reserve((kernels.linear_tiles != nullptr ? kMostLinearTiles * kTileCallTokens : kChunkTokens) *
+    space.tile.reserve((kernels.linear_tiles != nullptr ? kMostLinearTiles * kTileShareTokens : kChunkTokens) *
                        kTileRows * 4);
     space.states.reserve(2 * kMostAttendRows * kMostHeadDim * 4);
   }
@@ -283,7 +285,10 @@ void Step::multiply(int thread, const Linear& linear, const Activations& x, Stor
     for (int panel = start; panel < end; panel += share.call_panels) {
       const int count = std::min(share.call_panels, end - panel), first = panel * x.panel;
       if (on_tiles) {
-        kernels_.linear_tiles(linear.weight, tile, some, x, panel, count, space.scratch.as<void>(), out);
+        const TileReuse reuse = end - start <= share.call_panels ? TileReuse::none
+                                : panel == start                 ? TileReuse::first
+                                                                 : TileReuse::again;
+        kernels_.linear_tiles(linear.weight, tile, some, x, panel, count, reuse, space.scratch.as<void>(), out);
       } else {
         kernel(linear.weight, tile, x, panel, count, out);
       }
