@@ -62,20 +62,37 @@ inline void prefetch(const uint8_t* line) { _mm_prefetch(reinterpret_cast<const 
 
 // ---------------------------------------------------------------- int4
 
-// For each row a table of what its sixteen codes stand for in the lower 32 columns of a block, then one for
-// the upper 32.
+// Tables of what sixteen codes stand for. Of a block in one group: [16] of row r and of row 16 + r, for r in
+// 0 .. 15. Of a block in two groups: [32 rows] in its lower 32 columns and in its upper 32.
 struct CodeTables {
-  alignas(64) uint16_t numbers[kTileRows][32];
+  alignas(64) uint16_t numbers[kTileRows][2][16];
 };
 
-inline void make_tables(const RowParameters& lower, const RowParameters& upper, CodeTables& tables) {
-  const __m512 codes =
-      _mm512_setr_ps(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, 8.0f, 9.0f, 10.0f, 11.0f, 12.0f, 13.0f, 14.0f, 15.0f);
+inline __m512 all_codes() {
+  return _mm512_setr_ps(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, 8.0f, 9.0f, 10.0f, 11.0f, 12.0f, 13.0f, 14.0f, 15.0f);
+}
+
+// Converting two rows at once halves what the busiest port has to do.
+inline void make_tables(const RowParameters& group, CodeTables& tables) {
 #pragma GCC unroll 8
+  for (int row = 0; row < 16; ++row) {
+    const __m512 low = numbers_of(all_codes(), group, row), high = numbers_of(all_codes(), group, 16 + row);
+    _mm512_store_si512(tables.numbers[row], (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+}
+
+inline void make_split_tables(const RowParameters& lower, const RowParameters& upper, CodeTables& tables) {
   for (int row = 0; row < kTileRows; ++row) {
-    const __m512 first = numbers_of(codes, lower, row), second = &lower == &upper ? first : numbers_of(codes, upper, row);
+    const __m512 first = numbers_of(all_codes(), lower, row), second = numbers_of(all_codes(), upper, row);
     _mm512_store_si512(tables.numbers[row], (__m512i)_mm512_cvtne2ps_pbh(second, first));
   }
+}
+
+// Row r's table (half 0) or row 16 + r's, for `look`.
+template <bool kSplit>
+inline __m512i load_table(const CodeTables& tables, int r, int half) {
+  if constexpr (kSplit) return _mm512_load_si512(tables.numbers[16 * half + r]);
+  return _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(tables.numbers[r][half])));
 }
 
 // What the low nibble of every word stands for. A table whose halves are equal ignores the index's fifth
@@ -97,7 +114,7 @@ inline void decode_int4(const uint8_t* codes, const uint8_t* ahead, const CodeTa
   transpose_words16(lines, rows);
 #pragma GCC unroll 16
   for (int r = 0; r < 16; ++r) {
-    const __m512i low = _mm512_load_si512(tables.numbers[r]), high = _mm512_load_si512(tables.numbers[16 + r]);
+    const __m512i low = load_table<kSplit>(tables, r, 0), high = load_table<kSplit>(tables, r, 1);
     if (r < kLines) prefetch(ahead + 64 * r);
     put_row<kFull>(look<kSplit>(rows[r], low), look<kSplit>(_mm512_srli_epi16(rows[r], 8), low),
                    out + kStepColumns * r);
@@ -217,7 +234,7 @@ class Reader {
   void decode_whole(uint16_t* out) {
     const uint8_t* ahead = codes_ + kPrefetchBytes;
     if constexpr (kKind == WeightKind::int4) {
-      if (fresh_) make_tables(lower_, lower_, tables_);
+      if (fresh_) make_tables(lower_, tables_);
       decode_int4<kFull, false>(codes_, ahead, tables_, out);
     } else {
       decode_int8_half<kFull>(codes_, ahead, lower_, lower_, 0, out);
@@ -239,7 +256,7 @@ class Reader {
     copy_lines(codes_, both + kBytes, kBytes);
     const uint8_t* ahead = codes_ + kPrefetchBytes;
     if constexpr (kKind == WeightKind::int4) {
-      make_tables(lower_, upper, tables_);
+      make_split_tables(lower_, upper, tables_);
       decode_int4<true, true>(both, ahead, tables_, out);
     } else {
       decode_int8_half<true>(both, ahead, lower_, upper, 0, out);
