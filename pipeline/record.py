@@ -13,11 +13,13 @@ from gristmill.pipeline.environment import host_record, peak_memory
 from gristmill.pipeline.stages import StageCache
 from gristmill.recipes.schema import Recipe
 
-__all__ = ["MODEL_PATH", "RECIPE_FOLDER", "StageClock", "places_of"]
+__all__ = ["MODEL_PATH", "PEAK_AFTER", "RECIPE_FOLDER", "StageClock", "places_of"]
 
 RECIPE_FOLDER = "recipe_folder"
 MODEL_PATH = "model_path"
 """Keys of a record's `host`, where a later `compile` finds the held-out data and a local model again."""
+PEAK_AFTER = "peak_memory_bytes_after_"
+"""Key of a record's `resources` before a stage's name: the peak of the process when the stage ended."""
 
 
 def places_of(recipe: Recipe) -> dict[str, str]:
@@ -36,6 +38,7 @@ class StageClock:
         self._stages = stages
         self._started = time.monotonic()
         self._records: list[StageRecord] = []
+        self._peaks: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -44,10 +47,11 @@ class StageClock:
         yield
         seconds = round(time.monotonic() - started, 3)
         self._records.append(StageRecord(name, seconds, name in self._stages.reused))
+        self._peaks[f"{PEAK_AFTER}{name}"] = float(peak_memory())
 
     def record(self, places: Mapping[str, str], planned_memory: int | None = None) -> BuildRecord:
         """The record of everything timed so far; `places` says where the recipe's files lie."""
-        resources = {"peak_memory_bytes": float(peak_memory())}
+        resources = {"peak_memory_bytes": float(peak_memory()), **self._peaks}
         if planned_memory is not None:
             resources["planned_memory_bytes"] = float(planned_memory)
         return BuildRecord(

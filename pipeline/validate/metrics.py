@@ -41,7 +41,8 @@ class PositionMetrics:
     @property
     def agrees(self) -> NDArray[np.bool_]:
         """Whether both find the same token most likely."""
-        return self.base_top == self.top
+        same: NDArray[np.bool_] = self.base_top == self.top
+        return same
 
 
 @dataclass(frozen=True, slots=True)
