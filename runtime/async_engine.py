@@ -257,16 +257,15 @@ class AsyncEngine:
 
     def _take_commands(self) -> bool:
         """Run what was asked since the last step, waiting while there is nothing to do; False to stop."""
-        wait = not self._engine.has_work
+        if self._engine.has_work and self._commands.empty():
+            return True
         while True:
-            try:
-                command = self._commands.get(block=wait)
-            except queue.Empty:
-                return True
+            command = self._commands.get()
             if command is None:
                 return False
             command()
-            wait = False
+            if self._commands.empty():
+                return True
 
     def _step(self) -> None:
         started = time.monotonic()

@@ -37,12 +37,6 @@ class Submission:
         """What the caller asked to be told of its first prompt, once that has begun to run."""
         return {} if self.prefix_report is None else prefix_headers(await self.prefix_report)
 
-    def usage_so_far(self, request: CompletionRequest | ChatRequest) -> dict[str, Any]:
-        """What a chunk of a stream says of its usage."""
-        if not request.include_usage:
-            return {}
-        return {"usage": self.usage.to_dict() if request.continuous_usage else None}
-
     def progress(self, progress: PromptProgress) -> dict[str, int]:
         """How far a prompt is read, as llama-server tells it; milliseconds count from when it was queued."""
         return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -126,17 +126,16 @@ def _shown_logprobs(
 def _chunks_of(tokenizer: Tokenizer, request: ChatRequest, submission: Submission) -> ChunksOf:
     begun: set[int] = set()
 
-    def chunks_of(_: int, delta: OutputDelta) -> Iterator[dict[str, Any]]:
-        usage = submission.usage_so_far(request)
+    def chunks_of(_: int, delta: OutputDelta) -> list[dict[str, Any]]:
+        chunks: list[dict[str, Any]] = []
         if request.return_progress and delta.progress is not None:
             nothing = {"index": delta.index, "delta": {}, "logprobs": None, "finish_reason": None}
-            progress = submission.progress(delta.progress)
-            yield {**usage, "choices": [nothing], "prompt_progress": progress}
-        if not (delta.text or delta.token_ids or delta.finish_reason):
-            return
-        for choice in _delta_choices(tokenizer, request, delta, first=delta.index not in begun):
-            yield {**usage, "choices": [choice], **_prompt_ids(request, submission, begun)}
-            begun.add(delta.index)
+            chunks.append({"choices": [nothing], "prompt_progress": submission.progress(delta.progress)})
+        if delta.text or delta.token_ids or delta.finish_reason:
+            for choice in _delta_choices(tokenizer, request, delta, first=delta.index not in begun):
+                chunks.append({"choices": [choice], **_prompt_ids(request, submission, begun)})
+                begun.add(delta.index)
+        return chunks
 
     return chunks_of
 

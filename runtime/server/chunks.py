@@ -14,7 +14,7 @@ from gristmill.runtime.server.protocol import ChatRequest, CompletionRequest
 __all__ = ["ChunkEncoder", "ChunksOf", "stream_events"]
 
 ChunksOf = Callable[[int, OutputDelta], Iterable[dict[str, Any]]]
-"""The chunks, without their head, that show a piece of the answers to the prompt of this index."""
+"""The chunks, without head and usage, that show a piece of the answers to the prompt of this index."""
 
 
 class ChunkEncoder:
@@ -32,7 +32,8 @@ async def stream_events(
     submission: Submission, request: CompletionRequest | ChatRequest, chunks_of: ChunksOf
 ) -> AsyncGenerator[bytes, None]:
     """All events that are due at a time, in one piece; raises the error of the first answer that fails."""
-    encoder = ChunkEncoder(submission.head)
+    encoder, usage = ChunkEncoder(submission.head), submission.usage
+    includes_usage, continuous = request.include_usage, request.continuous_usage
     async for deltas in submission.stream:
         due: list[bytes] = []
         failure = None
@@ -40,11 +41,14 @@ async def stream_events(
             failure = delta.error
             if failure is not None:
                 break
-            submission.usage.add(index, delta)
-            due += map(encoder.encode, chunks_of(index, delta))
+            usage.add(index, delta)
+            for chunk in chunks_of(index, delta):
+                if includes_usage:
+                    chunk["usage"] = usage.to_dict() if continuous else None
+                due.append(encoder.encode(chunk))
         if due:
             yield b"".join(due)
         if failure is not None:
             raise failure
-    if request.include_usage:
-        yield encoder.encode({"choices": [], "usage": submission.usage.to_dict()})
+    if includes_usage:
+        yield encoder.encode({"choices": [], "usage": usage.to_dict()})

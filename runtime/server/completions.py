@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -127,13 +127,15 @@ def _chunks_of(tokenizer: Tokenizer, request: CompletionRequest, submission: Sub
         for index, prompt in enumerate(prompt for prompt in submission.requests for _ in range(request.n))
     ]
 
-    def chunks_of(prompt_index: int, delta: OutputDelta) -> Iterator[dict[str, Any]]:
+    def chunks_of(prompt_index: int, delta: OutputDelta) -> list[dict[str, Any]]:
         choice = choices[prompt_index * request.n + delta.index]
-        usage = submission.usage_so_far(request)
+        chunks: list[dict[str, Any]] = []
         if request.return_progress and delta.progress is not None:
-            progress = submission.progress(delta.progress)
-            yield {**usage, "choices": [choice.empty()], "prompt_progress": progress}
+            chunks.append(
+                {"choices": [choice.empty()], "prompt_progress": submission.progress(delta.progress)}
+            )
         if (piece := choice.piece(delta)) is not None:
-            yield {**usage, "choices": [piece]}
+            chunks.append({"choices": [piece]})
+        return chunks
 
     return chunks_of

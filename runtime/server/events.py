@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from gristmill.runtime.errors import GristmillError
 from gristmill.runtime.server.errors import error_body, error_response
+from gristmill.runtime.server.request_log import SEND_BODY
 
 __all__ = ["EventStream", "unless_client_leaves"]
 
@@ -72,7 +73,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. However it ends, also before its first event, `abort` is called."""
-        writer = _EventWriter(send, self.raw_headers)
+        writer = _EventWriter(send, scope["state"].get(SEND_BODY, send), self.raw_headers)
         try:
             error = await unless_client_leaves(self._write_all(writer), receive)
             if error is not None and not writer.started:
@@ -107,9 +108,10 @@ class EventStream(Response):
 class _EventWriter:
     """The body of one response, which begins with its first event; each `write` is whole events."""
 
-    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def __init__(self, send: Send, send_body: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self.started = False
         self._send = send
+        self._send_body = send_body
         self._headers = headers
         self._one_start = asyncio.Lock()
         self._last_write = time.monotonic()
@@ -118,7 +120,7 @@ class _EventWriter:
         """Send bytes, after the status if they are the first."""
         if not self.started:
             await self._start()
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        await self._send_body({"type": "http.response.body", "body": data, "more_body": more})
         self._last_write = time.monotonic()
 
     async def ping_when_quiet(self, seconds: float) -> None:

@@ -14,7 +14,10 @@ from gristmill.runtime.server.metrics import Metrics
 from gristmill.runtime.server.paths import is_control
 from gristmill.runtime.server.records import RequestRecord, current_record
 
-__all__ = ["RequestLog"]
+__all__ = ["SEND_BODY", "RequestLog"]
+
+SEND_BODY = "send_body"
+"""The server's own `send`, in a request's state: no layer looks at what follows the start of a response."""
 
 _logger = logging.getLogger("gristmill.requests")
 
@@ -36,7 +39,9 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         request_id = request_id_of(Headers(scope=scope).get("x-request-id"))
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state[SEND_BODY] = send
         record = RequestRecord(request_id, scope["method"], scope["path"], time.monotonic())
         current_record.set(record)
 

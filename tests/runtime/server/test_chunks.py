@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -57,8 +56,8 @@ def pieces_of(*deltas: OutputDelta, usage: bool) -> tuple[list[bytes], Exception
             stream.push(delta)
         submission = Submission(HEAD, [prompt], stream, UsageCounter([prompt]), 0.0, None)
 
-        def chunks_of(index: int, delta: OutputDelta) -> Iterator[dict[str, Any]]:
-            yield submission.usage_so_far(request) | {"choices": [{"index": index, "text": delta.text}]}
+        def chunks_of(index: int, delta: OutputDelta) -> list[dict[str, Any]]:
+            return [{"choices": [{"index": index, "text": delta.text}]}]
 
         pieces: list[bytes] = []
         try:
