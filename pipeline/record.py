@@ -8,18 +8,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from gristmill.artifacts.record import BuildRecord, StageRecord
+from gristmill.artifacts.record import PEAK_AFTER, BuildRecord, StageRecord
 from gristmill.pipeline.environment import host_record, peak_memory
 from gristmill.pipeline.stages import StageCache
 from gristmill.recipes.schema import Recipe
 
-__all__ = ["MODEL_PATH", "PEAK_AFTER", "RECIPE_FOLDER", "StageClock", "places_of"]
+__all__ = ["MODEL_PATH", "RECIPE_FOLDER", "StageClock", "places_of"]
 
 RECIPE_FOLDER = "recipe_folder"
 MODEL_PATH = "model_path"
 """Keys of a record's `host`, where a later `compile` finds the held-out data and a local model again."""
-PEAK_AFTER = "peak_memory_bytes_after_"
-"""Key of a record's `resources` before a stage's name: the peak of the process when the stage ended."""
 
 
 def places_of(recipe: Recipe) -> dict[str, str]:

@@ -25,8 +25,10 @@ from gristmill.runtime.files import make_folder, write_atomic
 
 __all__ = [
     "DataSet",
+    "KlSpread",
     "LayerErrors",
     "Measured",
+    "PerplexityPair",
     "read_data_mix",
     "read_layer_errors",
     "read_measured",
@@ -55,13 +57,17 @@ class LayerErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class PerplexityPair:
+    """Of the original and of the quantized model."""
+
     base: float
     quantized: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Spread:
+class KlSpread:
+    """In nats a token."""
+
     mean: float
     p99: float
 
@@ -73,8 +79,8 @@ class DataSet:
     name: str
     windows: int
     tokens: int
-    perplexity: _Pair
-    kl: _Spread
+    perplexity: PerplexityPair
+    kl: KlSpread
     top1_agreement: float
     calibration_overlap: float
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gristmill.artifacts.artifact import Artifact, open_artifact
+from gristmill.artifacts.record import PEAK_AFTER
 from gristmill.artifacts.store import Store
-from gristmill.pipeline.record import PEAK_AFTER
 from gristmill.pipeline.report.evidence import read_data_mix, read_layer_errors, read_measured
 from gristmill.runtime.errors import ArtifactError
 from tests.command_line import CommandLine
