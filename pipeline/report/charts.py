@@ -28,6 +28,7 @@ __all__ = [
 _TICKS = 5
 _LABEL_HEIGHT = 7.0
 _LABEL_WIDTH = 45.0
+_LABEL_LENGTH = 24
 _ALL_NAMED = 12
 """So many points have labels; of more only the present build, the best and the original."""
 _PALEST = 0.06
@@ -123,7 +124,7 @@ def axis(largest: float, unit: str = "") -> Axis:
     """From 0 to a round number not below `largest`, with up to six ticks."""
     largest = largest if largest >= _NOTHING else 1.0
     step = _round_step(largest / _TICKS)
-    count = max(1, math.ceil(largest / step - 1e-9))
+    count = math.ceil(largest / step)
     values = [index * step for index in range(count + 1)]
     top = values[-1]
     return Axis(top, tuple(Tick(100 * value / top, f"{value:.6g}{unit}") for value in values))
@@ -138,7 +139,7 @@ def size_against_quality(points: Sequence[BuildPoint], base_size: int) -> Scatte
         kind = "present" if point.present else "best" if point.best else "other"
         title = f"{point.label}: {point.size_bytes / 1e6:.1f} MB, KL {point.kl_mean:.4f} on {point.engine}"
         place = (x.at(point.size_bytes / 1e6), 100 - y.at(point.kl_mean))
-        found.append(Mark(*place, point.label, kind, title))
+        found.append(Mark(*place, _short(point.label), kind, title))
     front = [(mark.x, mark.y) for mark, point in zip(found[1:], points, strict=True) if point.best]
     return Scatter(x, y, _labelled(found), (*front, (found[0].x, found[0].y)))
 
@@ -192,6 +193,10 @@ def _round_step(least: float) -> float:
 
 def _original(size: int) -> str:
     return f"the original model: {size / 1e6:.1f} MB, KL 0"
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LABEL_LENGTH else f"{label[: _LABEL_LENGTH - 1]}\u2026"
 
 
 def _labelled(marks: Sequence[Mark]) -> tuple[Mark, ...]:

@@ -92,7 +92,7 @@ def _layer_bars(data: ReportData) -> Bars:
     errors = data.layers.errors if data.layers else known
     worst = sorted(errors.items(), key=lambda item: (-item[1], item[0]))[:_WORST_LAYERS]
     largest = max((error for _, error in worst), default=0.0) or 1.0
-    return [(name, error / largest, f"{error:.3g}", "second") for name, error in worst]
+    return [(name, error / largest, f"{error:.3g}", "first") for name, error in worst]
 
 
 def _pairs(first: Mapping[str, float], second: Mapping[str, float]) -> Bars:
@@ -123,7 +123,7 @@ def _memory_bars(record: BuildRecord) -> Bars:
     peaks = {stage.stage: record.resources.get(PEAK_AFTER + stage.stage) for stage in record.stages}
     known = {stage: peak for stage, peak in peaks.items() if peak is not None}
     largest = max(known.values(), default=0.0) or 1.0
-    return [(stage, peak / largest, human_bytes(peak), "second") for stage, peak in known.items()]
+    return [(stage, peak / largest, human_bytes(peak), "first") for stage, peak in known.items()]
 
 
 def _machine(record: BuildRecord) -> dict[str, str]:

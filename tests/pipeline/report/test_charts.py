@@ -42,8 +42,8 @@ def test_every_point_and_label_lies_within_the_plot(values: list[tuple[int, floa
     chart = size_against_quality([point(*value) for value in values], base_size=10**9)
     assert len(chart.marks) == len(values) + 1
     for mark in chart.marks:
-        assert 0 <= mark.x <= 100
-        assert 0 <= mark.y <= 100
+        assert 0 <= mark.x <= 100 + 1e-9
+        assert -1e-9 <= mark.y <= 100
         assert 0 <= mark.label_y <= mark.y
 
 
