@@ -73,7 +73,7 @@ def package(recipe: Recipe, built: Built, store: Store, record: BuildRecord) -> 
             if proven.modes:
                 write_proofs(folder / GOLDEN_FOLDER / proofs_file(proven.engine.target), proven.modes)
         write_report(folder, built.proof.validation)
-        write_evidence(folder, built.layers, built.mix)
+        write_evidence(folder, built.layers, built.mix, built.proof.outliers)
         manifest = _manifest(recipe, built, hashlib.sha256(recipe_bytes).hexdigest())
         return store.commit(folder, manifest, tag=recipe.tag, record=record)
 

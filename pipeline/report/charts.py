@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gristmill.pipeline.report.builds import BuildPoint
 from gristmill.pipeline.report.errors_by_layer import ErrorGrid
 from gristmill.pipeline.report.mix import Mix
+from gristmill.pipeline.validate.outliers import LayerOutliers
 
 __all__ = [
     "Axis",
@@ -22,6 +23,7 @@ __all__ = [
     "axis",
     "error_map",
     "length_histogram",
+    "outlier_columns",
     "size_against_quality",
 ]
 
@@ -80,19 +82,19 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One bin of a histogram with two series, each a share of its own total."""
+    """One column for each of two series, or for the first alone, where the second is None."""
 
     label: str
     left: float
     width: float
     first: float
-    second: float
+    second: float | None
     title: str
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Columns over an axis of shares."""
+    """Columns beside an axis."""
 
     y: Axis
     columns: tuple[Column, ...]
@@ -163,6 +165,19 @@ def length_histogram(calibration: Mix | None, validation: Mix | None) -> Histogr
     return Histogram(y, tuple(columns))
 
 
+def outlier_columns(layers: Sequence[LayerOutliers]) -> Histogram:
+    """How many times the median channel the largest is, behind each layer."""
+    ratios = [layer.largest / layer.median if layer.median else 0.0 for layer in layers]
+    y = axis(max(ratios, default=0.0))
+    width, every = 100 / max(len(layers), 1), _every(len(layers))
+    columns = []
+    for index, (layer, ratio) in enumerate(zip(layers, ratios, strict=True)):
+        label = f"{layer.layer}" if index % every == 0 else ""
+        title = f"layer {layer.layer}: {layer.largest:.3g} against {layer.median:.3g}"
+        columns.append(Column(label, index * width, width, y.at(ratio), None, title))
+    return Histogram(y, tuple(columns))
+
+
 def error_map(grid: ErrorGrid) -> HeatMap:
     """Layers from left to right, kinds of module from top to bottom; strength is the error's square root."""
     kinds = [kind.kind for kind in grid.kinds if any(cell.kind == kind.kind for cell in grid.cells)]
@@ -179,10 +194,15 @@ def error_map(grid: ErrorGrid) -> HeatMap:
         )
         for cell in grid.cells
     )
-    every = max(1, round(_round_step(grid.layers / _TICKS)))
-    columns = tuple(Tick((layer + 0.5) * width, str(layer)) for layer in range(0, grid.layers, every))
+    labelled = range(0, grid.layers, _every(grid.layers))
+    columns = tuple(Tick((layer + 0.5) * width, str(layer)) for layer in labelled)
     rows = tuple(Tick((index + 0.5) * height, kind) for index, kind in enumerate(kinds))
     return HeatMap(rows, columns, cells, largest)
+
+
+def _every(layers: int) -> int:
+    """Of how many layers one has its number below the chart."""
+    return max(1, round(_round_step(max(layers, 1) / _TICKS)))
 
 
 def _round_step(least: float) -> float:

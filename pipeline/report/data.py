@@ -23,9 +23,11 @@ from gristmill.pipeline.report.evidence import (
     read_data_mix,
     read_layer_errors,
     read_measured,
+    read_outliers,
 )
 from gristmill.pipeline.report.excerpts import Excerpt, excerpt
 from gristmill.pipeline.report.mix import DataMix, mix_warnings
+from gristmill.pipeline.validate.outliers import LayerOutliers
 from gristmill.runtime.tokenizer import load_tokenizer
 
 __all__ = ["ReportData", "collect", "report_json"]
@@ -49,6 +51,7 @@ class ReportData:
     modes: Mapping[str, tuple[ModeProof, ...]]
     builds: Builds
     layers: LayerErrors | None
+    outliers: tuple[LayerOutliers, ...]
     mix: DataMix | None
     worst: tuple[Excerpt, ...]
     record: BuildRecord | None
@@ -78,6 +81,7 @@ def collect(store: Store, artifact: Artifact) -> ReportData:
         modes=_modes(artifact),
         builds=comparable_builds(store, artifact),
         layers=layers,
+        outliers=read_outliers(artifact),
         mix=mix,
         worst=_excerpts(artifact, measured.get(engine) if engine else None),
         record=record,
@@ -97,6 +101,7 @@ def report_json(data: ReportData) -> dict[str, Any]:
         "modes": {engine: [asdict(mode) for mode in modes] for engine, modes in data.modes.items()},
         "builds": asdict(data.builds),
         "layers": asdict(data.layers) if data.layers else None,
+        "outliers": [asdict(layer) for layer in data.outliers],
         "mix": {**asdict(data.mix), "warnings": mix_warnings(data.mix)} if data.mix else None,
         "worst": [asdict(found) for found in data.worst],
         "record": asdict(data.record) if data.record else None,

@@ -2,6 +2,7 @@
 
 report/layers.json                what each quantized linear lost
 report/data.json                  what calibration and validation read
+report/outliers.json              outlier channels of the original, behind each layer
 report/validation-<engine>.json   every data set by itself, and the worst passages
 """
 
@@ -19,6 +20,7 @@ from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.reading import read_bounded
 from gristmill.artifacts.strict_json import parse_canonical, to_canonical
 from gristmill.pipeline.report.mix import DataMix
+from gristmill.pipeline.validate.outliers import LayerOutliers
 from gristmill.pipeline.validate.worst import Passage
 from gristmill.runtime.errors import ArtifactError
 from gristmill.runtime.files import make_folder, write_atomic
@@ -32,12 +34,14 @@ __all__ = [
     "read_data_mix",
     "read_layer_errors",
     "read_measured",
+    "read_outliers",
     "write_evidence",
 ]
 
 _REPORT_FOLDER = "report"
 _LAYERS_FILE = "layers.json"
 _DATA_FILE = "data.json"
+_OUTLIERS_FILE = "outliers.json"
 _MAX_BYTES = 64 << 20
 T = TypeVar("T")
 
@@ -93,17 +97,27 @@ class Measured:
     worst: tuple[Passage, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Outliers:
+    layers: tuple[LayerOutliers, ...]
+
+
+_OUTLIERS = TypeAdapter(_Outliers)
 _LAYER_ERRORS = TypeAdapter(LayerErrors)
 _DATA_MIX = TypeAdapter(DataMix)
 _MEASURED = TypeAdapter(Measured)
 
 
-def write_evidence(folder: Path, layers: LayerErrors, mix: DataMix) -> None:
-    """Write both into the artifact at `folder`. Raises StorageError."""
+def write_evidence(
+    folder: Path, layers: LayerErrors, mix: DataMix, outliers: tuple[LayerOutliers, ...]
+) -> None:
+    """Write all into the artifact at `folder`. Raises StorageError."""
     report = folder / _REPORT_FOLDER
     make_folder(report)
     write_atomic(report / _LAYERS_FILE, to_canonical(_LAYER_ERRORS, layers, _LAYERS_FILE))
     write_atomic(report / _DATA_FILE, to_canonical(_DATA_MIX, mix, _DATA_FILE))
+    found = to_canonical(_OUTLIERS, _Outliers(outliers), _OUTLIERS_FILE)
+    write_atomic(report / _OUTLIERS_FILE, found)
 
 
 def read_layer_errors(artifact: Artifact) -> LayerErrors | None:
@@ -114,6 +128,12 @@ def read_layer_errors(artifact: Artifact) -> LayerErrors | None:
 def read_data_mix(artifact: Artifact) -> DataMix | None:
     """What was read; None for an artifact that does not say. Raises ArtifactError, StorageError."""
     return _read(artifact, _DATA_FILE, partial(parse_canonical, _DATA_MIX))
+
+
+def read_outliers(artifact: Artifact) -> tuple[LayerOutliers, ...]:
+    """Outlier channels, none for an artifact that does not say. Raises ArtifactError, StorageError."""
+    found = _read(artifact, _OUTLIERS_FILE, partial(parse_canonical, _OUTLIERS))
+    return found.layers if found else ()
 
 
 def read_measured(artifact: Artifact, engine: str) -> Measured | None:

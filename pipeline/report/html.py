@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gristmill.artifacts.record import PEAK_AFTER, BuildRecord
 from gristmill.pipeline.report.builds import Builds
-from gristmill.pipeline.report.charts import error_map, length_histogram, size_against_quality
+from gristmill.pipeline.report.charts import (
+    error_map,
+    length_histogram,
+    outlier_columns,
+    size_against_quality,
+)
 from gristmill.pipeline.report.data import ReportData
 from gristmill.pipeline.report.errors_by_layer import ErrorGrid, error_grid
 from gristmill.pipeline.report.mix import mix_warnings
+from gristmill.pipeline.validate.outliers import LayerOutliers
 from gristmill.runtime.units import human_bytes
 
 __all__ = ["report_html"]
@@ -26,6 +33,7 @@ _MACHINE = ("platform", "processor", "cores", "memory_bytes", "python")
 
 _WORST_LAYERS = 8
 _MOST_SCRIPTS = 6
+_MOST_CHANNELS = 5
 _DARKEST = 0.7
 _DARKEST_KL = 4.0
 
@@ -56,6 +64,8 @@ def _charts(data: ReportData) -> dict[str, Any]:
         "heat": error_map(grid) if grid else None,
         "kind_bars": _kind_bars(grid) if grid else [],
         "layer_bars": _layer_bars(data),
+        "outliers": outlier_columns(data.outliers),
+        "channels": _often(data.outliers),
         "warnings": mix_warnings(mix) if mix else (),
         "lengths": length_histogram(calibration, validation),
         "script_bars": _pairs(
@@ -93,6 +103,12 @@ def _layer_bars(data: ReportData) -> Bars:
     worst = sorted(errors.items(), key=lambda item: (-item[1], item[0]))[:_WORST_LAYERS]
     largest = max((error for _, error in worst), default=0.0) or 1.0
     return [(name, error / largest, f"{error:.3g}", "first") for name, error in worst]
+
+
+def _often(layers: Sequence[LayerOutliers]) -> list[str]:
+    """The channels that are outliers behind most layers."""
+    counts = Counter(channel for layer in layers for channel in layer.channels)
+    return [f"{channel} (behind {count} layers)" for channel, count in counts.most_common(_MOST_CHANNELS)]
 
 
 def _pairs(first: Mapping[str, float], second: Mapping[str, float]) -> Bars:

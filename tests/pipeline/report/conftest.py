@@ -16,6 +16,7 @@ from gristmill.pipeline.report.data import ReportData
 from gristmill.pipeline.report.evidence import DataSet, KlSpread, LayerErrors, PerplexityPair
 from gristmill.pipeline.report.excerpts import Excerpt, Piece
 from gristmill.pipeline.report.mix import DataMix, Mix
+from gristmill.pipeline.validate.outliers import LayerOutliers
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "artifact_v1"
 HOSTILE = (
@@ -80,6 +81,7 @@ def full_report() -> ReportData:
         modes={},
         builds=_builds(),
         layers=LayerErrors("output", errors, (HOSTILE,)),
+        outliers=tuple(LayerOutliers(n, 100.0 * (n + 1), 2.0, (7, 300)) for n in range(30)),
         mix=DataMix(_mix(HOSTILE, (0, 1, 4, 9, 3)), _mix("b.jsonl", (0, 0, 0, 2, 8, 1)), 0.02),
         worst=(Excerpt(HOSTILE, 0, 1.5, pieces),),
         record=BuildRecord(

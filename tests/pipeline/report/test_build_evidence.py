@@ -9,7 +9,12 @@ import pytest
 from gristmill.artifacts.artifact import Artifact, open_artifact
 from gristmill.artifacts.record import PEAK_AFTER
 from gristmill.artifacts.store import Store
-from gristmill.pipeline.report.evidence import read_data_mix, read_layer_errors, read_measured
+from gristmill.pipeline.report.evidence import (
+    read_data_mix,
+    read_layer_errors,
+    read_measured,
+    read_outliers,
+)
 from gristmill.runtime.errors import ArtifactError
 from tests.command_line import CommandLine
 
@@ -49,6 +54,12 @@ def test_the_worst_passages_are_kept_for_every_engine(artifact: Artifact) -> Non
         assert measured.worst[0].kl_mean == max(passage.kl_mean for passage in measured.worst) > 0
 
 
+def test_the_channels_behind_every_layer_were_looked_at(artifact: Artifact) -> None:
+    outliers = read_outliers(artifact)
+    assert [layer.layer for layer in outliers] == [0, 1, 2]
+    assert all(0 < layer.median <= layer.largest for layer in outliers)
+
+
 def test_the_record_has_the_memory_after_each_stage(built: CommandLine, artifact: Artifact) -> None:
     record = Store(built.store).record(artifact)
     assert record is not None
@@ -60,6 +71,7 @@ def test_the_record_has_the_memory_after_each_stage(built: CommandLine, artifact
 def test_an_older_artifact_has_nothing_to_say() -> None:
     old = open_artifact(GOLDEN)
     assert (read_layer_errors(old), read_data_mix(old), read_measured(old, "reference")) == (None, None, None)
+    assert read_outliers(old) == ()
 
 
 def test_a_file_that_is_no_evidence_is_refused_by_name(artifact: Artifact, tmp_path: Path) -> None:

@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 
 from gristmill.calibration.samples import LengthQuantiles, SourceSummary
 from gristmill.pipeline.report.builds import BuildPoint
-from gristmill.pipeline.report.charts import axis, error_map, length_histogram, size_against_quality
+from gristmill.pipeline.report.charts import (
+    axis,
+    error_map,
+    length_histogram,
+    outlier_columns,
+    size_against_quality,
+)
 from gristmill.pipeline.report.errors_by_layer import error_grid
 from gristmill.pipeline.report.mix import Mix
+from gristmill.pipeline.validate.outliers import LayerOutliers
 
 
 def point(size: int, kl: float, *, present: bool = False, best: bool = False) -> BuildPoint:
@@ -70,8 +77,18 @@ def test_a_histogram_shows_shares_of_each_side() -> None:
     chart = length_histogram(mix((0, 0, 1, 3)), mix((0, 0, 0, 0, 5)))
     assert [column.label for column in chart.columns] == ["4", "8", "16"]
     assert [chart.y.top * column.first / 100 for column in chart.columns] == pytest.approx([25, 75, 0])
-    assert [chart.y.top * column.second / 100 for column in chart.columns] == pytest.approx([0, 0, 100])
+    assert [chart.y.top * (column.second or 0) / 100 for column in chart.columns] == pytest.approx([0, 0, 100])
     assert chart.columns[0].title == "4 to 7 tokens: 25% in calibration, 0% in validation"
+
+
+def test_outlier_columns_are_ratios_with_some_layers_named() -> None:
+    layers = [LayerOutliers(layer, 10.0 * (layer + 1), 2.0, ()) for layer in range(30)]
+    chart = outlier_columns(layers)
+    assert [chart.y.top * column.first / 100 for column in chart.columns] == pytest.approx(
+        [5.0 * (layer + 1) for layer in range(30)]
+    )
+    assert [column.label for column in chart.columns if column.label] == ["0", "10", "20"]
+    assert all(column.second is None for column in chart.columns)
 
 
 def test_a_histogram_of_nothing_is_empty() -> None:

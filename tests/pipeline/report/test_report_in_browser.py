@@ -106,7 +106,7 @@ def test_text_stands_out_from_what_is_behind_it(visit: Visit) -> None:
 
 def test_every_section_is_to_be_seen(visit: Visit) -> None:
     headings = visit.page.locator("section h2")
-    assert headings.count() == 8
+    assert headings.count() == 9
     assert all(heading.is_visible() for heading in headings.all())
     assert visit.page.get_by_text("This report cannot show").is_visible()
 
@@ -122,7 +122,14 @@ def test_marks_lie_within_their_axes(visit: Visit) -> None:
         })"""
     )
     assert outside == []
-    for chart, least in (("pareto", 5), ("heat", 120), ("lengths", 10), ("kinds", 4), ("times", 3)):
+    for chart, least in (
+        ("pareto", 5),
+        ("heat", 120),
+        ("channels", 30),
+        ("lengths", 10),
+        ("kinds", 4),
+        ("times", 3),
+    ):
         assert visit.page.locator(f"#{chart} .mark").count() >= least, chart
 
 
