@@ -77,7 +77,9 @@ def test_a_histogram_shows_shares_of_each_side() -> None:
     chart = length_histogram(mix((0, 0, 1, 3)), mix((0, 0, 0, 0, 5)))
     assert [column.label for column in chart.columns] == ["4", "8", "16"]
     assert [chart.y.top * column.first / 100 for column in chart.columns] == pytest.approx([25, 75, 0])
-    assert [chart.y.top * (column.second or 0) / 100 for column in chart.columns] == pytest.approx([0, 0, 100])
+    assert [chart.y.top * (column.second or 0) / 100 for column in chart.columns] == pytest.approx(
+        [0, 0, 100]
+    )
     assert chart.columns[0].title == "4 to 7 tokens: 25% in calibration, 0% in validation"
 
 
