@@ -21,6 +21,8 @@ SEND_BODY = "send_body"
 
 _logger = logging.getLogger("gristmill.requests")
 
+_MOST_SHOWN = 200  # characters of what a client calls for: a line of the log stays a line
+
 
 class RequestLog:
     """Gives every request an id (the client's own, if fit), and says what became of it.
@@ -42,7 +44,8 @@ class RequestLog:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state[SEND_BODY] = send
-        record = RequestRecord(request_id, scope["method"], scope["path"], time.monotonic())
+        method, path = scope["method"][:_MOST_SHOWN], scope["path"][:_MOST_SHOWN]
+        record = RequestRecord(request_id, method, path, time.monotonic())
         current_record.set(record)
 
         async def send_with_id(message: Message) -> None:
