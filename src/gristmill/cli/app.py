@@ -13,6 +13,7 @@ from types import MappingProxyType
 import typer
 from typer.exceptions import Abort, TyperException
 
+from gristmill.cli.option_errors import wrong_value
 from gristmill.cli.output import print_error, say
 from gristmill.runtime.errors import (
     EXIT_DONE,
@@ -96,6 +97,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage(error: TyperException) -> int:
+    if (wrong := wrong_value(error)) is not None:
+        print_error(wrong)
+        return wrong.exit_code
     message = error.format_message()
     say(message if message.startswith("Usage:") else f"error: {message}; see gristmill --help")
     return EXIT_INPUT

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gristmill.cli.option_errors import with_option_names
 from gristmill.runtime.errors import GristmillError
 
 __all__ = ["print_error", "print_fields", "print_json", "print_table", "say"]
@@ -19,7 +20,7 @@ def say(text: str) -> None:
 
 def print_error(error: GristmillError) -> None:
     """The error's one line, then its details, if any, indented."""
-    say(f"error: {error.line()}")
+    say(f"error: {with_option_names(error.line())}")
     for detail in error.details:
         say(f"  {detail}")
 
