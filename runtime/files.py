@@ -29,6 +29,7 @@ _STORAGE_ERRNOS = {
     errno.EDQUOT,
     errno.EFBIG,
     errno.EIO,
+    errno.EISDIR,
     errno.ELOOP,
     errno.ENAMETOOLONG,
     errno.ENOSPC,
@@ -72,8 +73,11 @@ def fsync_folder(folder: Path) -> None:
 def writing_whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write that becomes `path` when the block ends well, and else leaves `path` as it was.
 
-    Any number of threads and processes may write one path: the last one wins. Raises StorageError.
+    Any number of threads and processes may write one path: the last one wins. Raises StorageError,
+    also for what is there and no file: a folder, or a device, which the new file would replace.
     """
+    if path.exists() and not path.is_file():
+        raise StorageError(f"can't write {path}", found="something that is no file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with storage_errors(path):
         try:

@@ -161,6 +161,10 @@ def _check_files(output: Path | None, plot: Path | None) -> None:
     for option, path in (("--output", output), ("--plot", plot)):
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{option} {path}", found="no such folder")
+        if path is not None and path.exists() and not path.is_file():
+            raise InputError(
+                f"{option} {path}", found="something that is no file", expected="a file to write"
+            )
 
 
 def _measure(
