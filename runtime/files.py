@@ -40,15 +40,18 @@ _STORAGE_ERRNOS = {
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, a read-only file system and refused access into StorageError."""
+def storage_errors(path: Path | str) -> Iterator[None]:
+    """Turn a full disk, a read-only file system and refused access into StorageError.
+
+    `path`, or a word for it, is named where the system names none.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in _STORAGE_ERRNOS:
             raise
         reason = os.strerror(error.errno or 0)
-        hint = "free some space or choose another --store" if error.errno == errno.ENOSPC else None
+        hint = "free some space or choose another place" if error.errno == errno.ENOSPC else None
         raise StorageError(f"can't write {error.filename or path}", found=reason, hint=hint) from error
 
 

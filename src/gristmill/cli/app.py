@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 
 import typer
@@ -75,7 +74,7 @@ def _run(arguments: list[str]) -> int:
     command = typer.main.get_group(create_app(named or _COMMANDS))
     try:
         # Not `command.main`, which turns interrupts, EOFError and closed pipes into codes of its own.
-        with storage_errors(Path.cwd()), command.make_context("gristmill", arguments) as context:
+        with storage_errors("the output"), command.make_context("gristmill", arguments) as context:
             command.invoke(context)
     except typer.Exit as ended:
         return ended.exit_code
