@@ -88,6 +88,14 @@ def test_every_run_is_kept_and_listed(gristmill, peer, store: Path) -> None:
     assert len(json.loads(gristmill("bench", "--history", "--json").out)) == 2
 
 
+def test_results_are_not_lost_with_a_log_that_can_not_be_written(gristmill, peer, tmp_path: Path) -> None:
+    output = tmp_path / "runs.json"
+    done = gristmill("bench", peer.url, *SHORT, "--log", "/dev/full", "--output", output, "--json")
+    assert done.code == 3
+    assert "No space left on device" in done.err
+    assert json.loads(done.out) == json.loads(output.read_text())
+
+
 def test_results_are_written_drawn_and_compared(gristmill, peer, tmp_path: Path) -> None:
     before, after, picture = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "a.svg"
     gristmill("bench", peer.url, *SHORT, "--repeat", 2, "--output", before, "--plot", picture)
