@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         count = 0 if fault == "empty" else min(body["max_tokens"], self.peer.longest_answer)
         for _ in range(count):
             time.sleep(2.0 if fault == "slow" else self.peer.delay)
-            self._write(_PIECES.get(fault) or _event({"choices": [{"text": "word "}]}))
+            self._write(_PIECES.get(fault or "") or _event({"choices": [{"text": "word "}]}))
             if fault == "break":
                 self.close_connection = True
                 return
