@@ -128,7 +128,8 @@ inline void finish_sums(const Pair& pair, float* out) {
   alignas(64) float sums[2 * kMostPanelTokens * kTileRows];
   store_sums<kPanels>(sums, pair);
   for (int panel = 0; panel < kPanels; ++panel) {
-    turn_over(sums + panel * pair.widths[0] * kTileRows, pair.widths[panel], out + panel * pair.widths[0] * kTileRows);
+    const int start = panel * pair.widths[0] * kTileRows;
+    turn_over(sums + start, pair.widths[panel], out + start);
   }
 }
 
@@ -196,8 +197,8 @@ void multiply_wide(const Weight& weight, int tile, int tiles, const Activations&
 }
 
 template <WeightKind kKind>
-void multiply(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count, TileReuse reuse,
-              uint16_t* decoded, float* out) {
+void multiply(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
+              TileReuse reuse, uint16_t* decoded, float* out) {
   if (count > 2 || reuse != TileReuse::none) {
     multiply_wide<kKind>(weight, tile, tiles, x, first, count, reuse == TileReuse::again, decoded, out);
   } else {
@@ -212,8 +213,8 @@ void multiply(const Weight& weight, int tile, int tiles, const Activations& x, i
   _tile_release();
 }
 
-void linear(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count, TileReuse reuse,
-            void* scratch, float* out) {
+void linear(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
+            TileReuse reuse, void* scratch, float* out) {
   const auto kernel = weight.kind == WeightKind::int4   ? multiply<WeightKind::int4>
                       : weight.kind == WeightKind::int8 ? multiply<WeightKind::int8>
                                                         : multiply<WeightKind::bfloat16>;

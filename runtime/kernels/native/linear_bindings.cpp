@@ -195,7 +195,8 @@ py::array_t<float> linear_panel(const std::string& isa, const std::string& kind,
   x.values = value_copy.get();
   x.scales = scale_copy.get();
   x.sums = sum_copy.get();
-  return multiply(table, weight, x, padded, Call{panels_a_call, tiles_a_call, reuse ? TileReuse::first : TileReuse::none});
+  const TileReuse sharing = reuse ? TileReuse::first : TileReuse::none;
+  return multiply(table, weight, x, padded, Call{panels_a_call, tiles_a_call, sharing});
 }
 
 }  // namespace
