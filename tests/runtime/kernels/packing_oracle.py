@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["IntegerWeight", "Panels", "float_panels", "int8_panels", "pack_float_weight", "round_bfloat16"]
+__all__ = [
+    "IntegerWeight",
+    "Panels",
+    "even_then_odd",
+    "float_panels",
+    "int8_panels",
+    "pack_float_weight",
+    "round_bfloat16",
+]
 
 TILE_ROWS = 32
 ACTIVATION_GROUP = 32
@@ -164,7 +172,7 @@ def float_panels(x: NDArray[np.float32], form: str, panel: int, *, tiles: bool =
     even and odd ones.
     """
     if form == "bfloat16" and tiles:
-        x = x[:, _even_then_odd(x.shape[1])]
+        x = x[:, even_then_odd(x.shape[1])]
     tokens, columns = x.shape
     split = _split(tokens, panel)
     numbers = bfloat16_bits(x) if form == "bfloat16" else x
@@ -179,6 +187,7 @@ def float_panels(x: NDArray[np.float32], form: str, panel: int, *, tiles: bool =
     )
 
 
-def _even_then_odd(columns: int) -> list[int]:
+def even_then_odd(columns: int) -> list[int]:
+    """The columns in the order in which panels for matrix tiles hold them."""
     blocks = [range(start, min(start + 64, columns)) for start in range(0, columns, 64)]
     return [column for block in blocks for column in (*block[::2], *block[1::2])]

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.runtime.kernels.packing_oracle import even_then_odd
+
 _native: Any = importlib.import_module("gristmill.runtime.kernels._native")
 
 _ISAS: list[str] = _native.instruction_sets()
@@ -40,9 +42,10 @@ def _panel_values(
     values: NDArray[Any] = raw.view(dtype)
     if form == "int8" and width == 16:
         return values.reshape(width, columns)
+    values = values.reshape(columns // beside, width, beside).transpose(1, 0, 2).reshape(width, columns)
     if form == "bfloat16" and isa == "amx":
-        return values.reshape(width, -1, 4)[:, :, [0, 2, 1, 3]].reshape(width, columns)
-    return values.reshape(columns // beside, width, beside).transpose(1, 0, 2).reshape(width, columns)
+        return values[:, np.argsort(even_then_odd(columns))]
+    return values
 
 
 @pytest.mark.parametrize("width", _WIDTHS)
