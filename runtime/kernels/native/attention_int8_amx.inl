@@ -1,5 +1,5 @@
 // Attention over an int8 cache on matrix tiles: up to 16 rows by 16 tokens by 64 dimensions, and by 16
-// dimensions by 64 tokens, an instruction.
+// dimensions by 16 tokens, an instruction.
 //
 // Included by attention_amx.inl. Queries and weights become whole numbers of 14 bits in two limbs, as in
 // attention_int8.inl: sums are exact, so a row's result does not depend on the rows beside it. What a row
@@ -18,22 +18,22 @@ constexpr RowTiles byte_tiles_for(uint8_t quads) {
 }
 constexpr RowTiles kByteTiles[] = {byte_tiles_for(4), byte_tiles_for(8), byte_tiles_for(12), byte_tiles_for(16)};
 
-constexpr int kStep = 64;  // dimensions or tokens of one product
-constexpr int kGroupUnits = kStep / kUnitTokens;
-// Bytes from row to row: at a power of two all rows would fall into the same cache sets.
+constexpr int kGroupUnits = 4;
+constexpr int kGroupTokens = kGroupUnits * kUnitTokens;
+// Numbers from row to row: at a power of two all rows would fall into the same cache sets.
+constexpr int kGroupStride = kGroupTokens + 16;
 constexpr int kLimbStride = kSpanTokens + 64;
 static_assert(kSpanTokens >= kMostHeadDim, "queries have the stride of weights");
 
-struct ByteSpan : Span {  // the sums of the second limbs are in `scores`
-  alignas(64) int32_t firsts[kMostAttendRows * kScoreStride];
+struct ByteSpan : Span {
+  alignas(64) int32_t sums[2][kMostAttendRows * kGroupStride];  // of both limbs: of four units, or 32 dimensions
   alignas(64) uint8_t limbs[2][kMostAttendRows * kLimbStride];  // of queries, then of weights
-  float factors[kMostAttendRows];   // what a sum times its key's scale is multiplied by to be a score
-  int32_t offsets[kMostAttendRows]; // what a sum has too much, since keys are stored plus 128
-  float scales[kMostAttendRows];    // of the weights
+  float factors[kMostAttendRows];    // what a sum times its key's scale is multiplied by to be a score
+  int32_t offsets[kMostAttendRows];  // what a sum has too much, since keys are stored plus 128
+  float scales[kMostAttendRows];     // of the weights
+  Floats maxima[kMostAttendRows];
   alignas(64) float key_scales[kSpanTokens];  // of tokens that some row sees; 0 for others
   alignas(64) float value_scales[kSpanTokens];
-  // Values as products take them, of four units each: [dim / 16][4 quads of a unit][4 units][16][4].
-  alignas(64) uint8_t values[kSpanUnits / kGroupUnits][kStep * kMostHeadDim];
 };
 
 // ---------------------------------------------------------------- scores
@@ -54,68 +54,90 @@ void split_queries(ByteSpan& s) {
       store_limbs(high, fmadd(high, broadcast(-128.0f), whole), s.limbs[0] + at, s.limbs[1] + at);
       sums = _mm512_add_epi32(sums, _mm512_cvtps_epi32(whole.v));
     }
-    s.factors[r] = most / kMostQuery;
+    // Above zero, so that -inf stays what it is.
+    const float factor = most / kMostQuery * s.call->scale;
+    s.factors[r] = factor < __FLT_MIN__ ? __FLT_MIN__ : factor;
     s.offsets[r] = _mm512_reduce_add_epi32(sums) * kKeyOffset;
   }
 }
 
-// Sums of both limbs of all rows and the keys of every unit, dimensions `begin` .. `end` - 1, `step` at a
-// time; to those of other dimensions, if `add`.
-void score_bytes(ByteSpan& s, int begin, int end, int step, bool add) {
-  if (begin == end) return;
-  constexpr int kStride = kScoreStride * 4;
-  _tile_loadconfig(&kByteTiles[step / 16 - 1].of[s.call->rows - 1]);
-  for (int unit = s.first_unit; unit <= s.last_unit; unit += 2) {
-    const int next = least(unit + 1, s.last_unit);
-    if (!add)
-      for (int u = 0; u < 2; ++u) {
-        const uint8_t* ahead = s.units[least(unit + kAheadUnits + u, s.last_unit)];
-        prefetch(ahead + s.call->layout.key_scales);
-        prefetch(ahead + s.call->layout.value_scales);
-      }
-    int32_t* firsts = s.firsts + unit * kUnitTokens;
-    float* seconds = s.scores + unit * kUnitTokens;
+// Sums of both limbs of all rows and the keys of a group (outside of the span's those of the nearest unit),
+// `step` dimensions at a time.
+void score_group(ByteSpan& s, int first, int step) {
+  constexpr int kStride = kGroupStride * 4;
+  const KvLayout& kv = s.call->layout;
+  for (int pair = 0; pair < kGroupUnits; pair += 2) {
+    const uint8_t* keys[2];
+    const uint8_t* ahead[2];
+    for (int u = 0; u < 2; ++u) {
+      const int unit = most(first + pair + u, s.first_unit);
+      keys[u] = s.units[least(unit, s.last_unit)];
+      ahead[u] = s.key_ahead[unit + kAheadUnits];
+      const uint8_t* scales = s.units[least(unit + kAheadUnits, s.last_unit)];
+      prefetch(scales + kv.key_scales);
+      prefetch(scales + kv.value_scales);
+    }
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    if (add) {
-      _tile_loadd(0, firsts, kStride);
-      _tile_loadd(1, seconds, kStride);
-      _tile_loadd(2, firsts + 16, kStride);
-      _tile_loadd(3, seconds + 16, kStride);
-    }
-    for (int d = begin; d < end; d += step) {
+    for (int d = 0; d < kv.padded_dim; d += step) {
       const int at = d * kUnitTokens;
       _tile_loadd(4, s.limbs[0] + d, kLimbStride);
-      _tile_loadd(6, s.units[unit] + at, 64);
+      _tile_loadd(6, keys[0] + at, 64);
       _tile_dpbsud(0, 4, 6);
       _tile_loadd(5, s.limbs[1] + d, kLimbStride);
       _tile_dpbsud(1, 5, 6);
-      _tile_loadd(7, s.units[next] + at, 64);
+      _tile_loadd(7, keys[1] + at, 64);
       _tile_dpbsud(2, 4, 7);
       _tile_dpbsud(3, 5, 7);
       for (int u = 0; u < 2; ++u)
-        for (int i = 0; i < step / 4; ++i) prefetch(s.key_ahead[unit + kAheadUnits + u] + at + 64 * i);
+        for (int i = 0; i < step / 4; ++i) prefetch(ahead[u] + at + 64 * i);
     }
-    _tile_stored(0, firsts, kStride);
-    _tile_stored(1, seconds, kStride);
-    _tile_stored(2, firsts + 16, kStride);
-    _tile_stored(3, seconds + 16, kStride);
+    const int at = pair * kUnitTokens;
+    _tile_stored(0, s.sums[0] + at, kStride);
+    _tile_stored(1, s.sums[1] + at, kStride);
+    _tile_stored(2, s.sums[0] + at + kUnitTokens, kStride);
+    _tile_stored(3, s.sums[1] + at + kUnitTokens, kStride);
   }
 }
 
-// ---------------------------------------------------------------- softmax
+inline __m512i join_limbs(const ByteSpan& s, int at) {
+  const __m512i high = _mm512_slli_epi32(_mm512_load_si512(s.sums[0] + at), 7);
+  return _mm512_add_epi32(high, _mm512_load_si512(s.sums[1] + at));
+}
 
-// Scales of the tokens that some row sees; false if one is not finite.
-bool open_scales(ByteSpan& s, Seen seen) {
+// A group's sums become scores without their factor, or with it and a soft cap; those of tokens that a row
+// doesn't see become -inf.
+void join_group(ByteSpan& s, int first) {
+  const bool capped = s.call->softcap > 0.0f;
+  const Floats lowest = broadcast(-__builtin_inff()), cap = broadcast(s.call->softcap);
+  for (int r = 0; r < s.call->rows; ++r) {
+    const __m512i offset = _mm512_set1_epi32(s.offsets[r]);
+    Floats maxima = s.maxima[r];
+    for (int u = 0; u < kGroupUnits; ++u) {
+      const int t = (first + u) * kUnitTokens;
+      const __m512i sum = _mm512_sub_epi32(join_limbs(s, r * kGroupStride + u * kUnitTokens), offset);
+      Floats score = mul({_mm512_cvtepi32_ps(sum)}, load(s.key_scales + t));
+      if (capped) score = mul(cap, hyperbolic_tangent(div(mul(score, broadcast(s.factors[r])), cap)));
+      score = replace_hidden(score, s.begin[r], s.end[r], t, lowest);
+      maxima = max(maxima, score);
+      store(s.scores + r * kScoreStride + t, score);
+    }
+    s.maxima[r] = maxima;
+  }
+}
+
+// Scales of a group's tokens that some row sees; false if one is not finite.
+bool open_scales(ByteSpan& s, int first, Seen seen) {
   const KvLayout& kv = s.call->layout;
-  __mmask16 found = 0;
   const __m512 limit = _mm512_set1_ps(__FLT_MAX__);
-  for (int unit = s.first_unit; unit <= s.last_unit; ++unit) {
+  __mmask16 found = 0;
+  for (int unit = first; unit < first + kGroupUnits; ++unit) {
+    const uint8_t* from = s.units[most(least(unit, s.last_unit), s.first_unit)];
     const int t = unit * kUnitTokens;
-    const Floats keys = load(reinterpret_cast<const float*>(s.units[unit] + kv.key_scales));
-    const Floats values = load(reinterpret_cast<const float*>(s.units[unit] + kv.value_scales));
+    const Floats keys = load(reinterpret_cast<const float*>(from + kv.key_scales));
+    const Floats values = load(reinterpret_cast<const float*>(from + kv.value_scales));
     const Floats key = replace_hidden(keys, seen.begin, seen.end, t, zero());
     const Floats value = replace_hidden(values, seen.begin, seen.end, t, zero());
     found |= _mm512_cmp_ps_mask(key.v, limit, _CMP_NLE_UQ) | _mm512_cmp_ps_mask(value.v, limit, _CMP_NLE_UQ);
@@ -125,57 +147,47 @@ bool open_scales(ByteSpan& s, Seen seen) {
   return found == 0;
 }
 
-// A row's sums of limbs become scores without their factor, or with it and a soft cap; from `first` to
-// `behind`, those of tokens that the row doesn't see -inf. Returns their maximum.
-float join_limbs(ByteSpan& s, int row, int first, int behind, Floats factor) {
-  const int begin = s.begin[row], end = s.end[row];
-  const bool capped = s.call->softcap > 0.0f;
-  const Floats lowest = broadcast(-__builtin_inff()), cap = broadcast(s.call->softcap);
-  const __m512i offset = _mm512_set1_epi32(s.offsets[row]);
-  float* scores = s.scores + row * kScoreStride;
-  const int32_t* firsts = s.firsts + row * kScoreStride;
-  Floats maxima = lowest;
-  int t = first;
-  for (; t + kUnitTokens <= begin; t += kUnitTokens) store(scores + t, lowest);
-  for (; t < end; t += kUnitTokens) {
-    const __m512i high = _mm512_slli_epi32(_mm512_load_si512(firsts + t), 7);
-    const __m512i sum = _mm512_sub_epi32(_mm512_add_epi32(high, _mm512_load_si512(scores + t)), offset);
-    Floats score = mul({_mm512_cvtepi32_ps(sum)}, load(s.key_scales + t));
-    if (capped) score = mul(cap, hyperbolic_tangent(div(mul(score, factor), cap)));
-    score = replace_hidden(score, begin, end, t, lowest);
-    maxima = max(maxima, score);
-    store(scores + t, score);
+// False if a row may see a number that is not finite.
+bool score_all_bytes(ByteSpan& s) {
+  const int dim = s.call->layout.padded_dim;
+  const int step = dim % 64 == 0 ? 64 : dim % 48 == 0 ? 48 : dim % 32 == 0 ? 32 : 16;
+  const Seen seen = seen_by_any(s);
+  _tile_loadconfig(&kByteTiles[step / 16 - 1].of[s.call->rows - 1]);
+  for (int r = 0; r < s.call->rows; ++r) s.maxima[r] = broadcast(-__builtin_inff());
+  for (int unit = s.first_unit / kGroupUnits * kGroupUnits; unit <= s.last_unit; unit += kGroupUnits) {
+    score_group(s, unit, step);
+    if (!open_scales(s, unit, seen)) return false;
+    join_group(s, unit);
   }
-  for (; t < behind; t += kUnitTokens) store(scores + t, lowest);
-  return _mm512_reduce_max_ps(maxima.v);
+  return true;
 }
 
-// Limbs of weights that are not negative, the largest of them `most`. Packing leaves the quads of a step's
-// tokens in the order of `values`.
+// ---------------------------------------------------------------- softmax
+
+// Limbs of weights that are not negative, the largest of them `most`. Packing leaves quads of tokens in the
+// order 0, 4, 8, 12, 1, 5 and so on.
 void split_weights(const float* weights, int first, int behind, float most, uint8_t* high, uint8_t* low) {
   const __m512 inverse = _mm512_set1_ps(inverse_scale(most, kMostWeight));
   const __m512i mask = _mm512_set1_epi16(127);
-  for (int t = first; t < behind; t += kStep) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (int t = first; t < behind; t += kGroupTokens) {
     __m512i whole[kGroupUnits];
 #pragma GCC unroll 4
     for (int u = 0; u < kGroupUnits; ++u)
       whole[u] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(weights + t + u * kUnitTokens), inverse));
     const __m512i a = _mm512_packus_epi32(whole[0], whole[1]), b = _mm512_packus_epi32(whole[2], whole[3]);
-    const __m512i a_high = _mm512_srli_epi16(a, 7), b_high = _mm512_srli_epi16(b, 7);
-    const __m512i a_low = _mm512_and_si512(a, mask), b_low = _mm512_and_si512(b, mask);
-    _mm512_store_si512(high + t, _mm512_packus_epi16(a_high, b_high));
-    _mm512_store_si512(low + t, _mm512_packus_epi16(a_low, b_low));
+    const __m512i highs = _mm512_packus_epi16(_mm512_srli_epi16(a, 7), _mm512_srli_epi16(b, 7));
+    const __m512i lows = _mm512_packus_epi16(_mm512_and_si512(a, mask), _mm512_and_si512(b, mask));
+    _mm512_store_si512(high + t, _mm512_permutexvar_epi32(order, highs));
+    _mm512_store_si512(low + t, _mm512_permutexvar_epi32(order, lows));
   }
 }
 
-// Turns a row's sums into limbs of its weights, e^(score - maximum) times the values' scales.
+// Turns a row's scores into limbs of its weights, e^(score - maximum) times the values' scales.
 void softmax_bytes(ByteSpan& s, int row, int first, int behind, AttendState& state) {
   float* scores = s.scores + row * kScoreStride;
-  // Above zero, so that -inf stays what it is.
-  const float scale = s.factors[row] * s.call->scale;
-  const float factor = scale < __FLT_MIN__ ? __FLT_MIN__ : scale;
-  const float maximum = join_limbs(s, row, first, behind, broadcast(factor));
-  const Power power = power_of(s.call->softcap > 0.0f ? 1.0f : factor, maximum, state);
+  const float factor = s.call->softcap > 0.0f ? 1.0f : s.factors[row];
+  const Power power = power_of(factor, _mm512_reduce_max_ps(s.maxima[row].v), state);
   Floats sums = zero(), peak = zero();
   for (int t = first; t < behind; t += kUnitTokens) {
     Floats weight = raise(power, load(scores + t));
@@ -192,14 +204,15 @@ void softmax_bytes(ByteSpan& s, int row, int first, int behind, AttendState& sta
 
 // Limbs of all rows, those of tokens that a row does not see zero.
 void softmax_all_bytes(ByteSpan& s, AttendState* states) {
-  const int start = s.first_unit / kGroupUnits * kStep, last = (s.last_unit / kGroupUnits + 1) * kStep;
+  const int start = s.first_unit / kGroupUnits * kGroupTokens;
+  const int last = (s.last_unit / kGroupUnits + 1) * kGroupTokens;
   const __m512i none = _mm512_setzero_si512();
   for (int r = 0; r < s.call->rows; ++r) {
     const bool any = sees(s, r);
-    const int first = any ? s.begin[r] / kStep * kStep : last;
-    const int behind = any ? (s.end[r] + kStep - 1) / kStep * kStep : last;
+    const int first = any ? s.begin[r] / kGroupTokens * kGroupTokens : last;
+    const int behind = any ? (s.end[r] + kGroupTokens - 1) / kGroupTokens * kGroupTokens : last;
     if (any) softmax_bytes(s, r, first, behind, states[r]);
-    for (int t = start; t < last; t += kStep) {
+    for (int t = start; t < last; t += kGroupTokens) {
       if (t >= first && t < behind) continue;
       for (uint8_t* limbs : s.limbs) _mm512_store_si512(limbs + r * kLimbStride + t, none);
     }
@@ -208,62 +221,49 @@ void softmax_all_bytes(ByteSpan& s, AttendState* states) {
 
 // ---------------------------------------------------------------- weighted values
 
-void copy_values(ByteSpan& s) {
-  const int dim = s.call->layout.padded_dim;
-  for (int unit = s.first_unit; unit <= s.last_unit; ++unit) {
-    const uint8_t* from = s.units[unit] + s.call->layout.values;
-    const uint8_t* ahead = s.value_ahead[unit + kAheadUnits];
-    uint8_t* to = s.values[unit / kGroupUnits] + unit % kGroupUnits * 64;
-    for (int quad = 0; quad < kUnitTokens / 4; ++quad, to += kGroupUnits * 64)
-      for (int d = 0; d < dim; d += 16, from += 64, ahead += 64) {
-        prefetch(ahead);
-        _mm512_store_si512(to + d * kStep, _mm512_loadu_si512(from));
-      }
-  }
-}
-
-// Sums of both limbs of weights times values, dimensions d .. d + 16 kBlocks - 1 of all rows.
+// weighted[d .. d + 16 kBlocks) of all rows = weights times values.
 template <int kBlocks>
-void weigh_bytes(ByteSpan& s, int d) {
+void weigh_bytes(ByteSpan& s, int d, AttendState* states) {
+  constexpr int kStride = kGroupStride * 4;
+  const int64_t quad = 4 * s.call->layout.padded_dim;
+  const int offset = s.call->layout.values + 4 * d;
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (kBlocks > 1) _tile_zero(2);
   if constexpr (kBlocks > 1) _tile_zero(3);
-  for (int group = s.first_unit / kGroupUnits; group <= s.last_unit / kGroupUnits; ++group) {
-    const uint8_t* values = s.values[group] + d * kStep;
-    _tile_loadd(4, s.limbs[0] + group * kStep, kLimbStride);
-    _tile_loadd(6, values, 64);
+  for (int unit = s.first_unit; unit <= s.last_unit; ++unit) {
+    const uint8_t* values = s.units[unit] + offset;
+    const uint8_t* ahead = s.value_ahead[unit + kAheadUnits] + 4 * d;
+    _tile_loadd(4, s.limbs[0] + unit * kUnitTokens, kLimbStride);
+    _tile_loadd(6, values, quad);
     _tile_dpbusd(0, 4, 6);
-    _tile_loadd(5, s.limbs[1] + group * kStep, kLimbStride);
+    _tile_loadd(5, s.limbs[1] + unit * kUnitTokens, kLimbStride);
     _tile_dpbusd(1, 5, 6);
     if constexpr (kBlocks > 1) {
-      _tile_loadd(7, values + 16 * kStep, 64);
+      _tile_loadd(7, values + 64, quad);
       _tile_dpbusd(2, 4, 7);
       _tile_dpbusd(3, 5, 7);
     }
+    for (int i = 0; i < kUnitTokens / 4; ++i) prefetch_lines<kBlocks>(ahead + i * quad);
   }
-  _tile_stored(0, s.firsts + d, kScoreStride * 4);
-  _tile_stored(1, s.scores + d, kScoreStride * 4);
-  if constexpr (kBlocks > 1) _tile_stored(2, s.firsts + d + 16, kScoreStride * 4);
-  if constexpr (kBlocks > 1) _tile_stored(3, s.scores + d + 16, kScoreStride * 4);
+  _tile_stored(0, s.sums[0], kStride);
+  _tile_stored(1, s.sums[1], kStride);
+  if constexpr (kBlocks > 1) _tile_stored(2, s.sums[0] + 16, kStride);
+  if constexpr (kBlocks > 1) _tile_stored(3, s.sums[1] + 16, kStride);
+  for (int r = 0; r < s.call->rows; ++r) {
+    if (!sees(s, r)) continue;
+    for (int c = 0; c < kBlocks; ++c) {
+      const Floats sum = {_mm512_cvtepi32_ps(join_limbs(s, r * kGroupStride + 16 * c))};
+      store(states[r].weighted + d + 16 * c, mul(sum, broadcast(s.scales[r])));
+    }
+  }
 }
 
 void weigh_all_bytes(ByteSpan& s, AttendState* states) {
   const int dim = s.call->layout.padded_dim;
-  _tile_loadconfig(&kByteTiles[kStep / 16 - 1].of[s.call->rows - 1]);
-  for (int d = 0; d + 32 <= dim; d += 32) weigh_bytes<2>(s, d);
-  if (dim % 32 != 0) weigh_bytes<1>(s, dim - 16);
-  _tile_release();
-  for (int r = 0; r < s.call->rows; ++r) {
-    if (!sees(s, r)) continue;
-    const Floats scale = broadcast(s.scales[r]);
-    for (int d = 0; d < dim; d += 16) {
-      const int at = r * kScoreStride + d;
-      const __m512i high = _mm512_slli_epi32(_mm512_load_si512(s.firsts + at), 7);
-      const __m512i sum = _mm512_add_epi32(high, _mm512_load_si512(s.scores + at));
-      store(states[r].weighted + d, mul({_mm512_cvtepi32_ps(sum)}, scale));
-    }
-  }
+  _tile_loadconfig(&kByteTiles[kUnitTokens / 16 - 1].of[s.call->rows - 1]);
+  for (int d = 0; d + 32 <= dim; d += 32) weigh_bytes<2>(s, d, states);
+  if (dim % 32 != 0) weigh_bytes<1>(s, dim - 16, states);
 }
 
 // ---------------------------------------------------------------- the span
@@ -274,15 +274,12 @@ void attend_bytes(const AttendRows& rows, int span, AttendState* states) {
   if (s.last_unit < 0) return;
   copy_queries(rows, s);
   split_queries(s);
-  const int dim = rows.layout.padded_dim, whole = dim / kStep * kStep;
-  score_bytes(s, whole, dim, dim - whole, false);
-  score_bytes(s, 0, whole, kStep, whole < dim);
-  if (!open_scales(s, seen_by_any(s))) {
+  if (!score_all_bytes(s)) {
     if (rows.rows > 1) return attend_each(rows, span, states, attend_bytes);
     states->sum = __builtin_nanf("");
     return _tile_release();
-  }
+}
   softmax_all_bytes(s, states);
-  copy_values(s);
   weigh_all_bytes(s, states);
+  _tile_release();
 }
