@@ -20,6 +20,7 @@ constexpr RowTiles kByteTiles[] = {byte_tiles_for(4), byte_tiles_for(8), byte_ti
 
 constexpr int kGroupUnits = 4;
 constexpr int kGroupTokens = kGroupUnits * kUnitTokens;
+constexpr int kDirectRows = 4;  // most rows for which values are read where they are
 // Numbers from row to row: at a power of two all rows would fall into the same cache sets.
 constexpr int kGroupStride = kGroupTokens + 16;
 constexpr int kLimbStride = kSpanTokens + 64;
@@ -34,6 +35,7 @@ struct ByteSpan : Span {
   Floats maxima[kMostAttendRows];
   alignas(64) float key_scales[kSpanTokens];  // of tokens that some row sees; 0 for others
   alignas(64) float value_scales[kSpanTokens];
+  alignas(64) uint8_t values[2][2 * kGroupTokens * 16];  // of two groups and 32 dimensions
 };
 
 // ---------------------------------------------------------------- scores
@@ -221,31 +223,74 @@ void softmax_all_bytes(ByteSpan& s, AttendState* states) {
 
 // ---------------------------------------------------------------- weighted values
 
+// Values of a group's units, dimensions d .. d + 16 kBlocks - 1: [kBlocks][quads of tokens][16][4]. Those of
+// units outside of the span stay what they were: their weights are zero.
+template <int kBlocks>
+void copy_group(ByteSpan& s, int first, int d) {
+  const int64_t quad = 4 * s.call->layout.padded_dim;
+  const int offset = s.call->layout.values + 4 * d;
+  const int end = least(first + kGroupUnits, s.last_unit + 1);
+  for (int unit = most(first, s.first_unit); unit < end; ++unit) {
+    const uint8_t* values = s.units[unit] + offset;
+    const uint8_t* ahead = s.value_ahead[unit + kAheadUnits] + 4 * d;
+    uint8_t* to = s.values[first / kGroupUnits % 2] + (unit - first) * kUnitTokens * 16;
+    for (int i = 0; i < kUnitTokens / 4; ++i)
+      for (int c = 0; c < kBlocks; ++c) {
+        _mm512_store_si512(to + c * kGroupTokens * 16 + i * 64, _mm512_loadu_si512(values + i * quad + 64 * c));
+        prefetch(ahead + i * quad + 64 * c);
+      }
+  }
+}
+
+// Adds products of weights from token `at` on and values, of which a quad's follow `stride` bytes after those of
+// the quad before, and those of the next sixteen dimensions `block` bytes after these.
+template <int kBlocks>
+inline void add_products(const ByteSpan& s, int at, const uint8_t* values, int64_t stride, int block) {
+  _tile_loadd(4, s.limbs[0] + at, kLimbStride);
+  _tile_loadd(6, values, stride);
+  _tile_dpbusd(0, 4, 6);
+  _tile_loadd(5, s.limbs[1] + at, kLimbStride);
+  _tile_dpbusd(1, 5, 6);
+  if constexpr (kBlocks > 1) {
+    _tile_loadd(7, values + block, stride);
+    _tile_dpbusd(2, 4, 7);
+    _tile_dpbusd(3, 5, 7);
+  }
+}
+
+// Products of a unit's values where they are: with few rows they cost less than copying.
+template <int kBlocks>
+void add_units(ByteSpan& s, int d) {
+  const int64_t quad = 4 * s.call->layout.padded_dim;
+  const int offset = s.call->layout.values + 4 * d;
+  for (int unit = s.first_unit; unit <= s.last_unit; ++unit) {
+    const uint8_t* ahead = s.value_ahead[unit + kAheadUnits] + 4 * d;
+    add_products<kBlocks>(s, unit * kUnitTokens, s.units[unit] + offset, quad, 64);
+    for (int i = 0; i < kUnitTokens / 4; ++i) prefetch_lines<kBlocks>(ahead + i * quad);
+  }
+}
+
+// Products of a group's values at once. What was just stored is not there yet: the next group comes first.
+template <int kBlocks>
+void add_groups(ByteSpan& s, int d) {
+  const int start = s.first_unit / kGroupUnits * kGroupUnits;
+  copy_group<kBlocks>(s, start, d);
+  for (int first = start; first <= s.last_unit; first += kGroupUnits) {
+    copy_group<kBlocks>(s, first + kGroupUnits, d);
+    const uint8_t* values = s.values[first / kGroupUnits % 2];
+    add_products<kBlocks>(s, first * kUnitTokens, values, 64, kGroupTokens * 16);
+  }
+}
+
 // weighted[d .. d + 16 kBlocks) of all rows = weights times values.
 template <int kBlocks>
 void weigh_bytes(ByteSpan& s, int d, AttendState* states) {
   constexpr int kStride = kGroupStride * 4;
-  const int64_t quad = 4 * s.call->layout.padded_dim;
-  const int offset = s.call->layout.values + 4 * d;
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (kBlocks > 1) _tile_zero(2);
   if constexpr (kBlocks > 1) _tile_zero(3);
-  for (int unit = s.first_unit; unit <= s.last_unit; ++unit) {
-    const uint8_t* values = s.units[unit] + offset;
-    const uint8_t* ahead = s.value_ahead[unit + kAheadUnits] + 4 * d;
-    _tile_loadd(4, s.limbs[0] + unit * kUnitTokens, kLimbStride);
-    _tile_loadd(6, values, quad);
-    _tile_dpbusd(0, 4, 6);
-    _tile_loadd(5, s.limbs[1] + unit * kUnitTokens, kLimbStride);
-    _tile_dpbusd(1, 5, 6);
-    if constexpr (kBlocks > 1) {
-      _tile_loadd(7, values + 64, quad);
-      _tile_dpbusd(2, 4, 7);
-      _tile_dpbusd(3, 5, 7);
-    }
-    for (int i = 0; i < kUnitTokens / 4; ++i) prefetch_lines<kBlocks>(ahead + i * quad);
-  }
+  s.call->rows > kDirectRows ? add_groups<kBlocks>(s, d) : add_units<kBlocks>(s, d);
   _tile_stored(0, s.sums[0], kStride);
   _tile_stored(1, s.sums[1], kStride);
   if constexpr (kBlocks > 1) _tile_stored(2, s.sums[0] + 16, kStride);
@@ -261,7 +306,8 @@ void weigh_bytes(ByteSpan& s, int d, AttendState* states) {
 
 void weigh_all_bytes(ByteSpan& s, AttendState* states) {
   const int dim = s.call->layout.padded_dim;
-  _tile_loadconfig(&kByteTiles[kUnitTokens / 16 - 1].of[s.call->rows - 1]);
+  const int tokens = s.call->rows > kDirectRows ? kGroupTokens : kUnitTokens;
+  _tile_loadconfig(&kByteTiles[tokens / 16 - 1].of[s.call->rows - 1]);
   for (int d = 0; d + 32 <= dim; d += 32) weigh_bytes<2>(s, d, states);
   if (dim % 32 != 0) weigh_bytes<1>(s, dim - 16, states);
 }
