@@ -32,7 +32,8 @@ struct ByteSpan : Span {
   float factors[kMostAttendRows];    // what a sum times its key's scale is multiplied by to be a score
   int32_t offsets[kMostAttendRows];  // what a sum has too much, since keys are stored plus 128
   float scales[kMostAttendRows];     // of the weights
-  Floats maxima[kMostAttendRows];
+  Floats maxima[kMostAttendRows];    // of scores, then of weights
+  Floats totals[kMostAttendRows];    // sums of weights
   alignas(64) float key_scales[kSpanTokens];  // of tokens that some row sees; 0 for others
   alignas(64) float value_scales[kSpanTokens];
   alignas(64) uint8_t values[2][2 * kGroupTokens * 16];  // of two groups and 32 dimensions
@@ -47,14 +48,16 @@ void split_queries(ByteSpan& s) {
     Floats peak = zero();
     for (int d = 0; d < kv.padded_dim; d += 16) peak = max_bits(peak, magnitude(load(row + d)));
     const float most = max_bits_lanes(peak);
-    const Floats inverse = broadcast(inverse_scale(most, kMostQuery));
+    const __m512 inverse = _mm512_set1_ps(inverse_scale(most, kMostQuery));
     __m512i sums = _mm512_setzero_si512();
     for (int d = 0; d < kv.padded_dim; d += 16) {
-      const Floats whole = round_even(mul(load(row + d), inverse));
-      const Floats high = round_even(mul(whole, broadcast(1.0f / 128)));
+      const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(row + d), inverse));
+      const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(64)), 7);
+      const __m512i low = _mm512_sub_epi32(whole, _mm512_slli_epi32(high, 7));
       const int at = r * kLimbStride + d;
-      store_limbs(high, fmadd(high, broadcast(-128.0f), whole), s.limbs[0] + at, s.limbs[1] + at);
-      sums = _mm512_add_epi32(sums, _mm512_cvtps_epi32(whole.v));
+      _mm_store_si128(reinterpret_cast<__m128i*>(s.limbs[0] + at), _mm512_cvtepi32_epi8(high));
+      _mm_store_si128(reinterpret_cast<__m128i*>(s.limbs[1] + at), _mm512_cvtepi32_epi8(low));
+      sums = _mm512_add_epi32(sums, whole);
     }
     // Above zero, so that -inf stays what it is.
     const float factor = most / kMostQuery * s.call->scale;
@@ -185,8 +188,9 @@ void split_weights(const float* weights, int first, int behind, float most, uint
   }
 }
 
-// Turns a row's scores into limbs of its weights, e^(score - maximum) times the values' scales.
-void softmax_bytes(ByteSpan& s, int row, int first, int behind, AttendState& state) {
+// Turns a row's scores into weights, e^(score - maximum) times the values' scales. Their sums and their largest
+// are left in vectors: to reduce these row by row would make every row wait.
+void weigh_scores(ByteSpan& s, int row, int first, int behind, AttendState& state) {
   float* scores = s.scores + row * kScoreStride;
   const float factor = s.call->softcap > 0.0f ? 1.0f : s.factors[row];
   const Power power = power_of(factor, _mm512_reduce_max_ps(s.maxima[row].v), state);
@@ -198,10 +202,8 @@ void softmax_bytes(ByteSpan& s, int row, int first, int behind, AttendState& sta
     peak = max(peak, weight);
     store(scores + t, weight);
   }
-  state.sum += _mm512_reduce_add_ps(sums.v);
-  const float most = _mm512_reduce_max_ps(peak.v);
-  s.scales[row] = most / kMostWeight;
-  split_weights(scores, first, behind, most, s.limbs[0] + row * kLimbStride, s.limbs[1] + row * kLimbStride);
+  s.totals[row] = sums;
+  s.maxima[row] = peak;
 }
 
 // Limbs of all rows, those of tokens that a row does not see zero.
@@ -209,14 +211,24 @@ void softmax_all_bytes(ByteSpan& s, AttendState* states) {
   const int start = s.first_unit / kGroupUnits * kGroupTokens;
   const int last = (s.last_unit / kGroupUnits + 1) * kGroupTokens;
   const __m512i none = _mm512_setzero_si512();
+  int first[kMostAttendRows], behind[kMostAttendRows];
   for (int r = 0; r < s.call->rows; ++r) {
-    const bool any = sees(s, r);
-    const int first = any ? s.begin[r] / kGroupTokens * kGroupTokens : last;
-    const int behind = any ? (s.end[r] + kGroupTokens - 1) / kGroupTokens * kGroupTokens : last;
-    if (any) softmax_bytes(s, r, first, behind, states[r]);
+    first[r] = sees(s, r) ? s.begin[r] / kGroupTokens * kGroupTokens : last;
+    behind[r] = sees(s, r) ? (s.end[r] + kGroupTokens - 1) / kGroupTokens * kGroupTokens : last;
+    if (sees(s, r)) weigh_scores(s, r, first[r], behind[r], states[r]);
+  }
+  for (int r = 0; r < s.call->rows; ++r) {
+    uint8_t* limbs[2] = {s.limbs[0] + r * kLimbStride, s.limbs[1] + r * kLimbStride};
+    if (sees(s, r)) {
+      const float most = _mm512_reduce_max_ps(s.maxima[r].v);
+      states[r].sum += _mm512_reduce_add_ps(s.totals[r].v);
+      s.scales[r] = most / kMostWeight;
+      split_weights(s.scores + r * kScoreStride, first[r], behind[r], most, limbs[0], limbs[1]);
+    }
     for (int t = start; t < last; t += kGroupTokens) {
-      if (t >= first && t < behind) continue;
-      for (uint8_t* limbs : s.limbs) _mm512_store_si512(limbs + r * kLimbStride + t, none);
+      if (t >= first[r] && t < behind[r]) continue;
+      _mm512_store_si512(limbs[0] + t, none);
+      _mm512_store_si512(limbs[1] + t, none);
     }
   }
 }
