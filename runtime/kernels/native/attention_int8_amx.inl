@@ -5,7 +5,8 @@
 // attention_int8.inl: sums are exact, so a row's result does not depend on the rows beside it. What a row
 // does not see has a weight of zero. A row that sees a number that is not finite gives NaN.
 
-// Tiles 0 .. 3: sums [rows][16]; 4 and 5: limbs [rows][quads][4]; 6 and 7: codes [quads][16][4].
+// Tiles 0 .. 3: sums [rows][16]; 4 and 5: limbs [rows][quads][4]; 6 and 7: codes [quads][16][4]. With few rows
+// a tile has both limbs of all rows.
 constexpr RowTiles byte_tiles_for(uint8_t quads) {
   RowTiles tiles{};
   for (int r = 0; r < kMostAttendRows; ++r) {
@@ -20,15 +21,16 @@ constexpr RowTiles kByteTiles[] = {byte_tiles_for(4), byte_tiles_for(8), byte_ti
 
 constexpr int kGroupUnits = 4;
 constexpr int kGroupTokens = kGroupUnits * kUnitTokens;
-constexpr int kDirectRows = 4;  // most rows for which values are read where they are
+constexpr int kFewRows = kMostAttendRows / 2;  // both limbs of so many rows fit one tile
 // Numbers from row to row: at a power of two all rows would fall into the same cache sets.
 constexpr int kGroupStride = kGroupTokens + 16;
 constexpr int kLimbStride = kSpanTokens + 64;
 static_assert(kSpanTokens >= kMostHeadDim, "queries have the stride of weights");
 
 struct ByteSpan : Span {
-  alignas(64) int32_t sums[2][kMostAttendRows * kGroupStride];  // of both limbs: of four units, or 32 dimensions
-  alignas(64) uint8_t limbs[2][kMostAttendRows * kLimbStride];  // of queries, then of weights
+  // All rows' first limbs, then all rows' second limbs.
+  alignas(64) int32_t sums[2 * kMostAttendRows * kGroupStride];  // of four units, or up to 64 dimensions
+  alignas(64) uint8_t limbs[2 * kMostAttendRows * kLimbStride];  // of queries, then of weights
   float factors[kMostAttendRows];    // what a sum times its key's scale is multiplied by to be a score
   int32_t offsets[kMostAttendRows];  // what a sum has too much, since keys are stored plus 128
   float scales[kMostAttendRows];     // of the weights
@@ -54,9 +56,9 @@ void split_queries(ByteSpan& s) {
       const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(row + d), inverse));
       const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(64)), 7);
       const __m512i low = _mm512_sub_epi32(whole, _mm512_slli_epi32(high, 7));
-      const int at = r * kLimbStride + d;
-      _mm_store_si128(reinterpret_cast<__m128i*>(s.limbs[0] + at), _mm512_cvtepi32_epi8(high));
-      _mm_store_si128(reinterpret_cast<__m128i*>(s.limbs[1] + at), _mm512_cvtepi32_epi8(low));
+      uint8_t* at = s.limbs + r * kLimbStride + d;
+      _mm_store_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(high));
+      _mm_store_si128(reinterpret_cast<__m128i*>(at + s.call->rows * kLimbStride), _mm512_cvtepi32_epi8(low));
       sums = _mm512_add_epi32(sums, whole);
     }
     // Above zero, so that -inf stays what it is.
@@ -66,50 +68,97 @@ void split_queries(ByteSpan& s) {
   }
 }
 
-// Sums of both limbs of all rows and the keys of a group (outside of the span's those of the nearest unit),
-// `step` dimensions at a time.
-void score_group(ByteSpan& s, int first, int step) {
-  constexpr int kStride = kGroupStride * 4;
+inline bool few(const Span& s) { return s.call->rows <= kFewRows; }
+
+void configure(const Span& s, int step) {
+  const int rows = few(s) ? 2 * s.call->rows : s.call->rows;
+  _tile_loadconfig(&kByteTiles[step / 16 - 1].of[rows - 1]);
+}
+
+// Keys of a group's units (outside of the span those of the nearest), and what is needed later.
+struct GroupKeys {
+  const uint8_t* of[kGroupUnits];
+  const uint8_t* ahead[kGroupUnits];
+};
+
+GroupKeys open_keys(const ByteSpan& s, int first) {
   const KvLayout& kv = s.call->layout;
-  for (int pair = 0; pair < kGroupUnits; pair += 2) {
-    const uint8_t* keys[2];
-    const uint8_t* ahead[2];
-    for (int u = 0; u < 2; ++u) {
-      const int unit = most(first + pair + u, s.first_unit);
-      keys[u] = s.units[least(unit, s.last_unit)];
-      ahead[u] = s.key_ahead[unit + kAheadUnits];
-      const uint8_t* scales = s.units[least(unit + kAheadUnits, s.last_unit)];
-      prefetch(scales + kv.key_scales);
-      prefetch(scales + kv.value_scales);
-    }
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int d = 0; d < kv.padded_dim; d += step) {
-      const int at = d * kUnitTokens;
-      _tile_loadd(4, s.limbs[0] + d, kLimbStride);
-      _tile_loadd(6, keys[0] + at, 64);
-      _tile_dpbsud(0, 4, 6);
-      _tile_loadd(5, s.limbs[1] + d, kLimbStride);
-      _tile_dpbsud(1, 5, 6);
-      _tile_loadd(7, keys[1] + at, 64);
-      _tile_dpbsud(2, 4, 7);
-      _tile_dpbsud(3, 5, 7);
-      for (int u = 0; u < 2; ++u)
-        for (int i = 0; i < step / 4; ++i) prefetch(ahead[u] + at + 64 * i);
-    }
-    const int at = pair * kUnitTokens;
-    _tile_stored(0, s.sums[0] + at, kStride);
-    _tile_stored(1, s.sums[1] + at, kStride);
-    _tile_stored(2, s.sums[0] + at + kUnitTokens, kStride);
-    _tile_stored(3, s.sums[1] + at + kUnitTokens, kStride);
+  GroupKeys keys;
+  for (int u = 0; u < kGroupUnits; ++u) {
+    const int unit = most(first + u, s.first_unit);
+    keys.of[u] = s.units[least(unit, s.last_unit)];
+    keys.ahead[u] = s.key_ahead[unit + kAheadUnits];
+    const uint8_t* scales = s.units[least(unit + kAheadUnits, s.last_unit)];
+    prefetch(scales + kv.key_scales);
+    prefetch(scales + kv.value_scales);
   }
+  return keys;
+}
+
+// Sums of all rows and a group's keys, `step` dimensions at a time.
+void score_few(ByteSpan& s, const GroupKeys& keys, int step) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int d = 0; d < s.call->layout.padded_dim; d += step) {
+    const int at = d * kUnitTokens;
+    _tile_loadd(4, s.limbs + d, kLimbStride);
+    _tile_loadd(6, keys.of[0] + at, 64);
+    _tile_dpbsud(0, 4, 6);
+    _tile_loadd(7, keys.of[1] + at, 64);
+    _tile_dpbsud(1, 4, 7);
+    _tile_loadd(6, keys.of[2] + at, 64);
+    _tile_dpbsud(2, 4, 6);
+    _tile_loadd(7, keys.of[3] + at, 64);
+    _tile_dpbsud(3, 4, 7);
+    for (int u = 0; u < kGroupUnits; ++u)
+      for (int i = 0; i < step / 4; ++i) prefetch(keys.ahead[u] + at + 64 * i);
+  }
+  _tile_stored(0, s.sums, kGroupStride * 4);
+  _tile_stored(1, s.sums + 16, kGroupStride * 4);
+  _tile_stored(2, s.sums + 32, kGroupStride * 4);
+  _tile_stored(3, s.sums + 48, kGroupStride * 4);
+}
+
+// The same for two units, `pair` and the next.
+void score_pair(ByteSpan& s, const GroupKeys& keys, int pair, int step) {
+  const uint8_t* seconds = s.limbs + s.call->rows * kLimbStride;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int d = 0; d < s.call->layout.padded_dim; d += step) {
+    const int at = d * kUnitTokens;
+    _tile_loadd(4, s.limbs + d, kLimbStride);
+    _tile_loadd(6, keys.of[pair] + at, 64);
+    _tile_dpbsud(0, 4, 6);
+    _tile_loadd(5, seconds + d, kLimbStride);
+    _tile_dpbsud(1, 5, 6);
+    _tile_loadd(7, keys.of[pair + 1] + at, 64);
+    _tile_dpbsud(2, 4, 7);
+    _tile_dpbsud(3, 5, 7);
+    for (int u = 0; u < 2; ++u)
+      for (int i = 0; i < step / 4; ++i) prefetch(keys.ahead[pair + u] + at + 64 * i);
+  }
+  int32_t* sums = s.sums + pair * kUnitTokens;
+  int32_t* second_sums = sums + s.call->rows * kGroupStride;
+  _tile_stored(0, sums, kGroupStride * 4);
+  _tile_stored(1, second_sums, kGroupStride * 4);
+  _tile_stored(2, sums + 16, kGroupStride * 4);
+  _tile_stored(3, second_sums + 16, kGroupStride * 4);
+}
+
+void score_group(ByteSpan& s, int first, int step) {
+  const GroupKeys keys = open_keys(s, first);
+  if (few(s)) return score_few(s, keys, step);
+  score_pair(s, keys, 0, step);
+  score_pair(s, keys, 2, step);
 }
 
 inline __m512i join_limbs(const ByteSpan& s, int at) {
-  const __m512i high = _mm512_slli_epi32(_mm512_load_si512(s.sums[0] + at), 7);
-  return _mm512_add_epi32(high, _mm512_load_si512(s.sums[1] + at));
+  const __m512i high = _mm512_slli_epi32(_mm512_load_si512(s.sums + at), 7);
+  return _mm512_add_epi32(high, _mm512_load_si512(s.sums + at + s.call->rows * kGroupStride));
 }
 
 // A group's sums become scores without their factor, or with it and a soft cap; those of tokens that a row
@@ -157,7 +206,7 @@ bool score_all_bytes(ByteSpan& s) {
   const int dim = s.call->layout.padded_dim;
   const int step = dim % 64 == 0 ? 64 : dim % 48 == 0 ? 48 : dim % 32 == 0 ? 32 : 16;
   const Seen seen = seen_by_any(s);
-  _tile_loadconfig(&kByteTiles[step / 16 - 1].of[s.call->rows - 1]);
+  configure(s, step);
   for (int r = 0; r < s.call->rows; ++r) s.maxima[r] = broadcast(-__builtin_inff());
   for (int unit = s.first_unit / kGroupUnits * kGroupUnits; unit <= s.last_unit; unit += kGroupUnits) {
     score_group(s, unit, step);
@@ -218,7 +267,7 @@ void softmax_all_bytes(ByteSpan& s, AttendState* states) {
     if (sees(s, r)) weigh_scores(s, r, first[r], behind[r], states[r]);
   }
   for (int r = 0; r < s.call->rows; ++r) {
-    uint8_t* limbs[2] = {s.limbs[0] + r * kLimbStride, s.limbs[1] + r * kLimbStride};
+    uint8_t* limbs[2] = {s.limbs + r * kLimbStride, s.limbs + (s.call->rows + r) * kLimbStride};
     if (sees(s, r)) {
       const float most = _mm512_reduce_max_ps(s.maxima[r].v);
       states[r].sum += _mm512_reduce_add_ps(s.totals[r].v);
@@ -254,62 +303,78 @@ void copy_group(ByteSpan& s, int first, int d) {
   }
 }
 
-// Adds products of weights from token `at` on and values, of which a quad's follow `stride` bytes after those of
-// the quad before, and those of the next sixteen dimensions `block` bytes after these.
-template <int kBlocks>
-inline void add_products(const ByteSpan& s, int at, const uint8_t* values, int64_t stride, int block) {
-  _tile_loadd(4, s.limbs[0] + at, kLimbStride);
-  _tile_loadd(6, values, stride);
-  _tile_dpbusd(0, 4, 6);
-  _tile_loadd(5, s.limbs[1] + at, kLimbStride);
-  _tile_dpbusd(1, 5, 6);
-  if constexpr (kBlocks > 1) {
-    _tile_loadd(7, values + block, stride);
-    _tile_dpbusd(2, 4, 7);
-    _tile_dpbusd(3, 5, 7);
-  }
-}
-
-// Products of a unit's values where they are: with few rows they cost less than copying.
-template <int kBlocks>
-void add_units(ByteSpan& s, int d) {
-  const int64_t quad = 4 * s.call->layout.padded_dim;
-  const int offset = s.call->layout.values + 4 * d;
-  for (int unit = s.first_unit; unit <= s.last_unit; ++unit) {
-    const uint8_t* ahead = s.value_ahead[unit + kAheadUnits] + 4 * d;
-    add_products<kBlocks>(s, unit * kUnitTokens, s.units[unit] + offset, quad, 64);
-    for (int i = 0; i < kUnitTokens / 4; ++i) prefetch_lines<kBlocks>(ahead + i * quad);
-  }
-}
-
-// Products of a group's values at once. What was just stored is not there yet: the next group comes first.
+// Sums of a span's weights times values, 16 kBlocks dimensions from d on. What was just stored is not there yet:
+// the next group's values are copied before the products of this one.
 template <int kBlocks>
 void add_groups(ByteSpan& s, int d) {
+  const uint8_t* seconds = s.limbs + s.call->rows * kLimbStride;
   const int start = s.first_unit / kGroupUnits * kGroupUnits;
-  copy_group<kBlocks>(s, start, d);
-  for (int first = start; first <= s.last_unit; first += kGroupUnits) {
-    copy_group<kBlocks>(s, first + kGroupUnits, d);
-    const uint8_t* values = s.values[first / kGroupUnits % 2];
-    add_products<kBlocks>(s, first * kUnitTokens, values, 64, kGroupTokens * 16);
-  }
-}
-
-// weighted[d .. d + 16 kBlocks) of all rows = weights times values.
-template <int kBlocks>
-void weigh_bytes(ByteSpan& s, int d, AttendState* states) {
-  constexpr int kStride = kGroupStride * 4;
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (kBlocks > 1) _tile_zero(2);
   if constexpr (kBlocks > 1) _tile_zero(3);
-  s.call->rows > kDirectRows ? add_groups<kBlocks>(s, d) : add_units<kBlocks>(s, d);
-  _tile_stored(0, s.sums[0], kStride);
-  _tile_stored(1, s.sums[1], kStride);
-  if constexpr (kBlocks > 1) _tile_stored(2, s.sums[0] + 16, kStride);
-  if constexpr (kBlocks > 1) _tile_stored(3, s.sums[1] + 16, kStride);
+  copy_group<kBlocks>(s, start, d);
+  for (int first = start; first <= s.last_unit; first += kGroupUnits) {
+    copy_group<kBlocks>(s, first + kGroupUnits, d);
+    const uint8_t* values = s.values[first / kGroupUnits % 2];
+    _tile_loadd(4, s.limbs + first * kUnitTokens, kLimbStride);
+    _tile_loadd(6, values, 64);
+    _tile_dpbusd(0, 4, 6);
+    _tile_loadd(5, seconds + first * kUnitTokens, kLimbStride);
+    _tile_dpbusd(1, 5, 6);
+    if constexpr (kBlocks > 1) {
+      _tile_loadd(7, values + kGroupTokens * 16, 64);
+      _tile_dpbusd(2, 4, 7);
+      _tile_dpbusd(3, 5, 7);
+    }
+  }
+  int32_t* second_sums = s.sums + s.call->rows * kGroupStride;
+  _tile_stored(0, s.sums, kGroupStride * 4);
+  _tile_stored(1, second_sums, kGroupStride * 4);
+  if constexpr (kBlocks > 1) _tile_stored(2, s.sums + 16, kGroupStride * 4);
+  if constexpr (kBlocks > 1) _tile_stored(3, second_sums + 16, kGroupStride * 4);
+}
+
+// The same with few rows, of values where they are: that costs less than copying.
+template <int kBlocks>
+void add_units(ByteSpan& s, int d) {
+  const int64_t quad = 4 * s.call->layout.padded_dim;
+  const int offset = s.call->layout.values + 4 * d;
+  _tile_zero(0);
+  if constexpr (kBlocks > 1) _tile_zero(1);
+  if constexpr (kBlocks > 2) _tile_zero(2);
+  if constexpr (kBlocks > 3) _tile_zero(3);
+  for (int unit = s.first_unit; unit <= s.last_unit; ++unit) {
+    const uint8_t* values = s.units[unit] + offset;
+    const uint8_t* ahead = s.value_ahead[unit + kAheadUnits] + 4 * d;
+    _tile_loadd(4, s.limbs + unit * kUnitTokens, kLimbStride);
+    _tile_loadd(6, values, quad);
+    _tile_dpbusd(0, 4, 6);
+    if constexpr (kBlocks > 1) {
+      _tile_loadd(7, values + 64, quad);
+      _tile_dpbusd(1, 4, 7);
+    }
+    if constexpr (kBlocks > 2) {
+      _tile_loadd(6, values + 128, quad);
+      _tile_dpbusd(2, 4, 6);
+    }
+    if constexpr (kBlocks > 3) {
+      _tile_loadd(7, values + 192, quad);
+      _tile_dpbusd(3, 4, 7);
+    }
+    for (int i = 0; i < kUnitTokens / 4; ++i) prefetch_lines<kBlocks>(ahead + i * quad);
+  }
+  _tile_stored(0, s.sums, kGroupStride * 4);
+  if constexpr (kBlocks > 1) _tile_stored(1, s.sums + 16, kGroupStride * 4);
+  if constexpr (kBlocks > 2) _tile_stored(2, s.sums + 32, kGroupStride * 4);
+  if constexpr (kBlocks > 3) _tile_stored(3, s.sums + 48, kGroupStride * 4);
+}
+
+// weighted[d .. d + 16 blocks) of all rows: from the sums of limbs.
+void store_weighted(const ByteSpan& s, int d, int blocks, AttendState* states) {
   for (int r = 0; r < s.call->rows; ++r) {
     if (!sees(s, r)) continue;
-    for (int c = 0; c < kBlocks; ++c) {
+    for (int c = 0; c < blocks; ++c) {
       const Floats sum = {_mm512_cvtepi32_ps(join_limbs(s, r * kGroupStride + 16 * c))};
       store(states[r].weighted + d + 16 * c, mul(sum, broadcast(s.scales[r])));
     }
@@ -317,11 +382,22 @@ void weigh_bytes(ByteSpan& s, int d, AttendState* states) {
 }
 
 void weigh_all_bytes(ByteSpan& s, AttendState* states) {
-  const int dim = s.call->layout.padded_dim;
-  const int tokens = s.call->rows > kDirectRows ? kGroupTokens : kUnitTokens;
-  _tile_loadconfig(&kByteTiles[tokens / 16 - 1].of[s.call->rows - 1]);
-  for (int d = 0; d + 32 <= dim; d += 32) weigh_bytes<2>(s, d, states);
-  if (dim % 32 != 0) weigh_bytes<1>(s, dim - 16, states);
+  const int dim = s.call->layout.padded_dim, most_blocks = few(s) ? 4 : 2;
+  configure(s, few(s) ? kUnitTokens : kGroupTokens);
+  for (int d = 0, blocks; d < dim; d += 16 * blocks) {
+    blocks = least((dim - d) / 16, most_blocks);
+    if (!few(s)) {
+      blocks == 2 ? add_groups<2>(s, d) : add_groups<1>(s, d);
+    } else {
+      switch (blocks) {
+        case 1: add_units<1>(s, d); break;
+        case 2: add_units<2>(s, d); break;
+        case 3: add_units<3>(s, d); break;
+        case 4: add_units<4>(s, d); break;
+      }
+    }
+    store_weighted(s, d, blocks, states);
+  }
 }
 
 // ---------------------------------------------------------------- the span
