@@ -75,7 +75,8 @@ void copy_seen(const uint8_t* values, int dim, int token, Seen seen, uint16_t* o
     const __mmask32 mask = pair_mask(token + t, seen.begin, seen.end);
     for (int d = 0; d < dim; d += 16) {
       const int at = t * dim + 2 * d;
-      _mm512_store_si512(out + at, _mm512_maskz_loadu_epi16(mask, reinterpret_cast<const uint16_t*>(values) + at));
+      const uint16_t* from = reinterpret_cast<const uint16_t*>(values) + at;
+      _mm512_store_si512(out + at, _mm512_maskz_loadu_epi16(mask, from));
     }
   }
 }
