@@ -1,5 +1,6 @@
 // Attention over a bfloat16 cache on matrix tiles: up to 16 rows by 16 tokens by 32 dimensions, and by 16
-// dimensions by 16 tokens, an instruction. Other caches go to the vector kernels.
+// dimensions by 16 tokens, an instruction. Over int8 caches attention_int8_amx.inl; others go to the vector
+// kernels.
 //
 // Queries and weights are rounded to bfloat16; sums, softmax and the normalizer stay float32. A tile's row
 // is computed by itself and in the order of its dimensions or tokens, those of a span's units in turn, so a
@@ -265,7 +266,8 @@ void softmax_rows(TileSpan& s, AttendState* states) {
   const int last = (s.last_unit + 1) * kUnitTokens;
   for (int r = 0; r < s.call->rows; ++r) {
     uint16_t* weights = s.rounded + r * kBfloat16Stride;
-    const int begin = sees(s, r) ? s.begin[r] / kPairTokens * kPairTokens : last, end = sees(s, r) ? s.end[r] : last;
+    const int begin = sees(s, r) ? s.begin[r] / kPairTokens * kPairTokens : last;
+    const int end = sees(s, r) ? s.end[r] : last;
     for (int t = s.first_unit * kUnitTokens; t < begin; t += kUnitTokens) store_bf16(weights + t, zero());
     if (sees(s, r)) softmax_row(s, r, states[r]);
     const int behind = (end + kPairTokens - 1) / kPairTokens * kPairTokens;

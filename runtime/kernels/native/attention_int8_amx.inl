@@ -109,8 +109,8 @@ void split_weights(const float* weights, int first, int behind, float most, uint
   }
 }
 
-// Turns a row's scores into weights, e^(score - maximum) times the values' scales. Their sum and their largest
-// are left in vectors: reduced here, they would make every row wait.
+// Turns a row's scores into weights, e^(score - maximum) times the values' scales. Their sum and their
+// largest are left in vectors: reduced here, they would make every row wait.
 void weigh_scores(ByteSpan& s, int row, int first, int behind, AttendState& state) {
   float* scores = s.scores + row * kScoreStride;
   const float factor = s.call->softcap > 0.0f ? 1.0f : s.factors[row];
