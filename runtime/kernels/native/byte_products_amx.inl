@@ -61,7 +61,7 @@ GroupKeys open_keys(const ByteSpan& s, int first) {
   for (int u = 0; u < kGroupUnits; ++u) {
     const int unit = most(first + u, s.first_unit);
     keys.of[u] = s.units[least(unit, s.last_unit)];
-    keys.ahead[u] = s.key_ahead[unit + kAheadUnits];
+    keys.ahead[u] = s.key_ahead[unit + 2 * kAheadUnits];
     const uint8_t* scales = s.units[least(unit + kAheadUnits, s.last_unit)];
     prefetch(scales + kv.key_scales);
     prefetch(scales + kv.value_scales);
