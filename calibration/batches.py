@@ -33,6 +33,11 @@ class Batch:
     real: torch.Tensor | None
     sampled: bool
 
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens."""
+        return self.tokens.numel() if self.real is None else int(self.real.sum())
+
     def rows(self, values: torch.Tensor) -> torch.Tensor:
         """The rows [tokens, K] of `values` [B, T, K] that belong to real tokens."""
         return values.flatten(0, 1) if self.real is None else values[self.real]

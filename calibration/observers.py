@@ -20,15 +20,18 @@ class InputObserver:
     """Running statistics of the input x that the linears called `name` read.
 
     A batch may bring a second tensor, the gap, of `gap_features` columns: the
-    means of `gap x^T` and `x x^T` over such batches are kept too.
+    means of `gap x^T` and `x x^T` over such batches are kept too. Of the rows
+    themselves, every `keep_every`-th is kept; none if it is 0.
     """
 
-    def __init__(self, name: str, features: int, gap_features: int = 0) -> None:
+    def __init__(self, name: str, features: int, gap_features: int = 0, keep_every: int = 0) -> None:
         self._name = name
         self._plain = _Moments(features, 0)
         self._gapped = _Moments(features, gap_features)
         self._abs_sum = torch.zeros(features, dtype=torch.float64)
         self._abs_max = torch.zeros(features)
+        self._keep_every = keep_every
+        self._rows: list[torch.Tensor] = []
 
     def update(self, rows: torch.Tensor, gap: torch.Tensor | None = None) -> None:
         """Take in `rows` [T, K] and with them `gap`, float32 [T, M].
@@ -39,6 +42,9 @@ class InputObserver:
         if not len(rows):
             return
         wide = rows.to(torch.float32, copy=True)
+        if self._keep_every:
+            seen = self._plain.tokens + self._gapped.tokens
+            self._rows.append(wide[-seen % self._keep_every :: self._keep_every].clone())
         moments = self._plain if gap is None else self._gapped
         moments.update(wide, gap, narrow=rows.dtype == torch.bfloat16)
         sizes = wide.abs_()
@@ -56,7 +62,8 @@ class InputObserver:
         hessian = plain.hessian().mul_(plain.tokens / tokens)
         hessian.add_(gapped.hessian(), alpha=gapped.tokens / tokens)
         require_finite(hessian.diagonal(), f"the second moment of the input of {self._name}")
-        return InputStatistics(tokens, hessian, (self._abs_sum / tokens).float(), self._abs_max)
+        rows = torch.cat(self._rows) if self._rows else None
+        return InputStatistics(tokens, hessian, (self._abs_sum / tokens).float(), self._abs_max, rows)
 
     def gap_moments(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The means of `x x^T` [K, K] and `gap x^T` [M, K]; None if no batch brought a gap.

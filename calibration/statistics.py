@@ -16,9 +16,11 @@ class InputStatistics:
     hessian   float32 [K, K], mean of x x^T (GPTQ's H without its factor 2)
     abs_mean  float32 [K], mean of |x|
     abs_max   float32 [K], maximum of |x|
+    rows      float32 [R, K], some of the rows, evenly spread; None where none were kept
     """
 
     tokens: int
     hessian: torch.Tensor
     abs_mean: torch.Tensor
     abs_max: torch.Tensor
+    rows: torch.Tensor | None = None

@@ -18,7 +18,13 @@ from gristmill.calibration.observers import InputObserver
 from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.streams import Streams, group_name, run_block
-from gristmill.runtime.executors.reference.blocks import Weights, causal_attention, linear, rms_norm
+from gristmill.runtime.executors.reference.blocks import (
+    Schemes,
+    Weights,
+    causal_attention,
+    linear,
+    rms_norm,
+)
 from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, LinearPlan, NormPlan
 
 __all__ = ["BlockStep"]
@@ -77,7 +83,10 @@ class BlockStep:
         if self._middle:
             streams.hidden[:] = self._add(layer.mlp.down, weights, self._middle)
         else:
-            streams.hidden[:] = [run_block(layer, weights, hidden) for hidden in streams.hidden]
+            schemes = streams.schemes
+            streams.hidden[:] = [
+                run_block(layer, weights, hidden, schemes=schemes) for hidden in streams.hidden
+            ]
 
     def _enter_attention(self, weights: Weights) -> GroupStatistics:
         streams = self._streams
@@ -86,7 +95,9 @@ class BlockStep:
     def _leave_attention(self, weights: Weights) -> GroupStatistics:
         streams = self._streams
         self._follow_original()
-        self._inputs = [_input_of(_O, self._layer, weights, hidden) for hidden in streams.hidden]
+        self._inputs = [
+            _input_of(_O, self._layer, weights, hidden, streams.schemes) for hidden in streams.hidden
+        ]
         return self._before_residual(_O, weights, streams.hidden, self._original_middle)
 
     def _enter_mlp(self, weights: Weights) -> GroupStatistics:
@@ -96,7 +107,7 @@ class BlockStep:
     def _leave_mlp(self, weights: Weights) -> GroupStatistics:
         self._original_middle = []
         self._inputs = [
-            _input_of(_DOWN, self._layer, weights, hidden, mixed)
+            _input_of(_DOWN, self._layer, weights, hidden, self._streams.schemes, mixed)
             for hidden, mixed in zip(self._streams.hidden, self._inputs, strict=True)
         ]
         return self._before_residual(_DOWN, weights, self._middle, self._streams.original)
@@ -123,7 +134,8 @@ class BlockStep:
             self._original_middle.append(hidden + linear(layer.attention.o, weights, mixed[0]))
 
     def _add(self, plan: LinearPlan, weights: Weights, residual: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [x + linear(plan, weights, y) for x, y in zip(residual, self._inputs, strict=True)]
+        schemes = self._streams.schemes
+        return [x + linear(plan, weights, y, schemes) for x, y in zip(residual, self._inputs, strict=True)]
 
     def _behind_norm(
         self,
@@ -135,7 +147,8 @@ class BlockStep:
     ) -> GroupStatistics:
         """Statistics of linears that read `norm`; their input should be what the original's would be."""
         group, scale = self._layer.input_groups[index], weights[f"{norm.name}.weight"]
-        observer = InputObserver(group_name(group), norm.size, norm.size)
+        every = self._streams.keep_every(sample=False)
+        observer = InputObserver(group_name(group), norm.size, norm.size, every)
         for batch, states, wanted in zip(self._streams.batches, hidden, original, strict=True):
             rows = batch.rows(rms_norm(states, scale, norm.eps))
             gap = None
@@ -155,7 +168,8 @@ class BlockStep:
     ) -> GroupStatistics:
         """Statistics of a linear that adds to `residual`; the sum should be `original`."""
         (plan,) = group = self._layer.input_groups[index]
-        observer = InputObserver(group_name(group), plan.in_features, plan.out_features)
+        every = self._streams.keep_every(sample=False)
+        observer = InputObserver(group_name(group), plan.in_features, plan.out_features, every)
         streams = zip(self._streams.batches, self._inputs, residual, original, strict=True)
         for batch, inputs, states, wanted in streams:
             gap = None
@@ -182,6 +196,7 @@ def _input_of(
     layer: LayerPlan,
     weights: Weights,
     hidden: torch.Tensor,
+    schemes: Schemes,
     mixed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What `layer.input_groups[index]` reads [B, T, K]; the block is run no further.
@@ -202,7 +217,7 @@ def _input_of(
         return mixed.view(*mixed.shape[:-1], plan.num_heads, plan.head_dim)
 
     try:
-        run_block(layer, weights, hidden, stop, causal_attention if mixed is None else replay)
+        run_block(layer, weights, hidden, stop, causal_attention if mixed is None else replay, schemes)
     except _Reached as reached:
         return reached.inputs
     raise AssertionError("a block reads the inputs of all its groups")

@@ -29,7 +29,7 @@ from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.step import BlockStep
 from gristmill.calibration.streams import Streams, run_block
 from gristmill.runtime.errors import PromptError
-from gristmill.runtime.executors.reference.blocks import Weights
+from gristmill.runtime.executors.reference.blocks import UNQUANTIZED, Schemes, Weights
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan
 from gristmill.runtime.sources.base import ModelSource
 
@@ -49,12 +49,16 @@ class BlockWalk:
         batch_tokens: int = BATCH_TOKENS,
         sample_every: int = 4,
         follow_original: bool = True,
+        schemes: Schemes = UNQUANTIZED,
+        keep_rows: int = 0,
     ) -> None:
         """Embed the samples. Raises PromptError for tokens or lengths that the model doesn't have.
 
         Every `sample_every`-th sequence is in the sample: the original model's
         stream is followed for those, and quick looks are taken at them. By default
         that is a quarter of them, or more where it would be under 8192 tokens.
+        Linears in `schemes` read quantized inputs where these say so. Statistics
+        hold about `keep_rows` rows of every input.
         """
         every = sample_every or sampling_interval(sum(map(len, sequences)))
         batches = make_batches(sequences, plan.vocab_size, batch_tokens, every)
@@ -73,7 +77,7 @@ class BlockWalk:
             states if follow_original and batch.sampled else None
             for batch, states in zip(batches, hidden, strict=True)
         ]
-        self._streams = Streams(batches, hidden, original)
+        self._streams = Streams(batches, hidden, original, schemes, keep_rows)
 
     @property
     def hidden(self) -> tuple[torch.Tensor, ...]:
@@ -102,6 +106,6 @@ class BlockWalk:
         streams = self._streams
         own = weights if original is None else original
         for index, hidden in enumerate(streams.hidden):
-            streams.hidden[index] = run_block(layer, weights, hidden)
+            streams.hidden[index] = run_block(layer, weights, hidden, schemes=streams.schemes)
             if (states := streams.original[index]) is not None:
                 streams.original[index] = run_block(layer, own, states)

@@ -8,29 +8,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from gristmill.recipes.named_schemes import NAMED_SCHEMES, NamedScheme, SchemeName
 from gristmill.recipes.patterns import compile_pattern
 from gristmill.recipes.refusals import refusal
 from gristmill.runtime.errors import RecipeError
+from gristmill.runtime.scheme import ActivationScheme
 
 __all__ = [
-    "NAMED_SCHEMES",
+    "ActivationSettings",
     "AwqSettings",
     "GptqSettings",
     "Method",
     "Override",
     "QuantizeSettings",
     "SignRoundSettings",
+    "SmoothQuantSettings",
 ]
 
-Method = Literal["rtn", "gptq", "awq", "signround"]
+Method = Literal["rtn", "gptq", "awq", "signround", "smoothquant"]
 Bits = Literal[4, 8]
 
 _CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-NAMED_SCHEMES: Mapping[str, tuple[Bits, bool]] = MappingProxyType(
-    {"W4A16": (4, True), "W4A16_ASYM": (4, False), "W8A16": (8, True), "W8A16_ASYM": (8, False)}
-)
-"""Named schemes as (bits, symmetric); the group size is always written out."""
 
 
 def _readable_pattern(pattern: str) -> str:
@@ -103,13 +101,61 @@ class SignRoundSettings(BaseModel):
     scale_learning_rate: float = Field(default=0.002, ge=0, le=1, description="first step of a scale's gain")
 
 
+class SmoothQuantSettings(BaseModel):
+    """Settings of SmoothQuant (Xiao et al., arXiv 2211.10438)."""
+
+    model_config = _CONFIG
+
+    strengths: int = Field(default=10, ge=1, le=100, description="steps of the migration strength")
+
+
+class ActivationSettings(BaseModel):
+    """How the inputs of layers are quantized, where the scheme leaves it open."""
+
+    model_config = _CONFIG
+
+    static: bool = Field(default=False, description="one stored scale instead of one for each token")
+    percentile: float = Field(
+        default=100, gt=0, le=100, description="of the values that a static scale keeps in range"
+    )
+
+    @field_validator("percentile")
+    @classmethod
+    def _for_static_scales(cls, percentile: float, info: ValidationInfo) -> float:
+        if percentile < 100 and info.data.get("static") is False:
+            raise refusal("static: true beside a percentile")
+        return percentile
+
+
 _METHOD_SETTINGS: Mapping[str, type[BaseModel]] = MappingProxyType(
-    {"gptq": GptqSettings, "awq": AwqSettings, "signround": SignRoundSettings}
+    {
+        "gptq": GptqSettings,
+        "awq": AwqSettings,
+        "signround": SignRoundSettings,
+        "smoothquant": SmoothQuantSettings,
+    }
 )
+
+_WEIGHT_METHODS = ("rtn", "gptq", "awq", "signround")
+_INPUT_METHODS = ("rtn", "gptq", "smoothquant")
+_FLOAT_METHODS = ("rtn",)
+
+
+def _missing_group_size() -> Any:
+    raise refusal("input columns that share a scale; -1 for the whole row", found="no such key")
+
+
+def _methods_for(scheme: NamedScheme | None) -> tuple[str, ...]:
+    """The methods that make a scheme; None stands for weight-only integers."""
+    if scheme is None or scheme.is_weight_only_int:
+        return _WEIGHT_METHODS
+    return _FLOAT_METHODS if scheme.type == "float" else _INPUT_METHODS
 
 
 def _missing_without_scheme(info: ValidationInfo) -> Any:
     """A placeholder where another fault is reported already; otherwise the refusal."""
+    if info.field_name == "group_size":
+        return _missing_group_size()
     if "scheme" not in info.data:
         return 4 if info.field_name == "bits" else True
     if info.field_name == "bits":
@@ -123,20 +169,27 @@ class QuantizeSettings(BaseModel):
     """What each layer becomes, and how.
 
     A scheme is named, or spelled out as `bits` and `symmetric`; both at once
-    must agree. `bits` and `symmetric` are always filled in here.
+    must agree. `bits`, `group_size` and `symmetric` are always filled in here.
     """
 
     model_config = _CONFIG
 
-    scheme: Literal["W4A16", "W4A16_ASYM", "W8A16", "W8A16_ASYM"] | None = Field(
+    scheme: SchemeName | None = Field(
         default=None, description="a named scheme, instead of bits and symmetric"
     )
     bits: Bits = Field(default=None, validate_default=True, description="4 or 8")
-    group_size: GroupSize = Field(description="input columns that share a scale; -1 for the whole row")
+    group_size: GroupSize = Field(
+        default=None,
+        validate_default=True,
+        description="input columns that share a scale; -1 for the whole row",
+    )
     symmetric: bool = Field(
         default=None, validate_default=True, description="whether the zero point is fixed"
     )
-    method: Method = Field(description="rtn, gptq, awq or signround")
+    activations: ActivationSettings | None = Field(
+        default=None, validate_default=True, description="how inputs are quantized, with W8A8 and FP8"
+    )
+    method: Method = Field(description="rtn, gptq, awq, signround or smoothquant")
     skip: tuple[Pattern, ...] = Field(default=("lm_head",), description="layers left as they are")
     overrides: tuple[Override, ...] = Field(default=(), description="layers that get other settings")
     gptq: GptqSettings | None = Field(default=None, validate_default=True, description="settings of gptq")
@@ -144,23 +197,70 @@ class QuantizeSettings(BaseModel):
     signround: SignRoundSettings | None = Field(
         default=None, validate_default=True, description="settings of signround"
     )
+    smoothquant: SmoothQuantSettings | None = Field(
+        default=None, validate_default=True, description="settings of smoothquant"
+    )
 
-    @field_validator("bits", "symmetric", mode="before")
+    @property
+    def activation(self) -> ActivationScheme | None:
+        """How inputs are quantized; None if they are not."""
+        named = None if self.scheme is None else NAMED_SCHEMES[self.scheme].activation
+        if named is None or self.activations is None or not self.activations.static:
+            return named
+        return ActivationScheme(named.type, named.bits, "tensor", dynamic=False)
+
+    @property
+    def type(self) -> Literal["int", "float"]:
+        """Whether weights become integers or float8."""
+        return "int" if self.scheme is None else NAMED_SCHEMES[self.scheme].type
+
+    @field_validator("bits", "group_size", "symmetric", mode="before")
     @classmethod
     def _agree_with_scheme(cls, value: Any, info: ValidationInfo) -> Any:
         """Fill the field in from the named scheme, or hold it against it."""
-        is_symmetry = info.field_name == "symmetric"
         scheme = info.data.get("scheme")
-        if scheme is None:
+        meant = None if scheme is None else getattr(NAMED_SCHEMES[scheme], str(info.field_name))
+        if meant is None:
             return value if value is not None else _missing_without_scheme(info)
-        meant = NAMED_SCHEMES[scheme][is_symmetry]
         if type(value) is type(meant) and value != meant:
             raise refusal(f"{str(meant).lower()}, as {scheme} says, or no scheme at all")
         return meant if value is None else value
 
+    @field_validator("activations")
+    @classmethod
+    def _fit_scheme(cls, value: ActivationSettings | None, info: ValidationInfo) -> ActivationSettings | None:
+        """Defaults for schemes that quantize inputs; what the scheme does not leave open is refused."""
+        name = info.data.get("scheme")
+        named = None if name is None else NAMED_SCHEMES[name]
+        if named is None or named.activation is None:
+            if value is not None:
+                raise refusal(
+                    "no activations block", found="quantized inputs, which the scheme does not have"
+                )
+            return None
+        is_static = not named.activation.dynamic
+        if value is None:
+            return ActivationSettings(static=is_static)
+        if value.static != is_static and not (value.static and named.may_be_static):
+            text = str(is_static).lower()
+            raise refusal(f"static: {text}, as {name} says", found=f"static: {str(value.static).lower()}")
+        return value
+
+    @field_validator("method")
+    @classmethod
+    def _make_scheme(cls, method: str, info: ValidationInfo) -> str:
+        name = info.data.get("scheme")
+        possible = _methods_for(None if name is None else NAMED_SCHEMES[name])
+        if "scheme" in info.data and method not in possible:
+            raise refusal(" or ".join(possible), found=f"the method {method} for {name or 'weights only'}")
+        return method
+
     @field_validator("overrides")
     @classmethod
-    def _change_something(cls, overrides: tuple[Override, ...]) -> tuple[Override, ...]:
+    def _change_something(cls, overrides: tuple[Override, ...], info: ValidationInfo) -> tuple[Override, ...]:
+        name = info.data.get("scheme")
+        if overrides and name is not None and not NAMED_SCHEMES[name].is_weight_only_int:
+            raise refusal(f"no overrides with {name}; skip leaves layers as they are", found="overrides")
         for override in overrides:
             if not override.changes:
                 raise refusal(
@@ -169,7 +269,7 @@ class QuantizeSettings(BaseModel):
                 )
         return overrides
 
-    @field_validator("gptq", "awq", "signround")
+    @field_validator("gptq", "awq", "signround", "smoothquant")
     @classmethod
     def _settings_of_used_methods(cls, value: Any, info: ValidationInfo) -> Any:
         """Defaults for the method in use; settings of another method are refused."""

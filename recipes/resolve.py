@@ -29,7 +29,8 @@ def resolved_dict(recipe: Recipe) -> dict[str, Any]:
     """The content of `resolved_yaml` as plain JSON-ready values."""
     data = recipe.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"tag"})
     data["model"] = _portable_model(recipe)
-    data["quantize"].pop("scheme", None)
+    if recipe.quantize.type == "int" and recipe.quantize.activation is None:
+        data["quantize"].pop("scheme", None)  # spelled out by the other keys
     for block, key in (("calibration", "prompts"), ("validate", "data")):
         for entry in data.get(block, {}).get(key, ()):
             path = Path(entry["path"])

@@ -165,7 +165,9 @@ class Recipe(BaseModel):
         default="latest", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", description="tag of the artifact"
     )
     model: str = Field(min_length=1, description="package:NAME, a folder, a .gguf file or org/name@revision")
-    calibration: CalibrationSettings | None = Field(default=None, description="needed by all methods but rtn")
+    calibration: CalibrationSettings | None = Field(
+        default=None, description="needed by all methods but rtn, and by static activations"
+    )
     quantize: QuantizeSettings = Field(description="how weights are stored and rounded")
     validation: ValidationSettings | None = Field(
         default=None, alias="validate", description="proof of the result"
@@ -201,7 +203,13 @@ class Recipe(BaseModel):
     @field_validator("quantize")
     @classmethod
     def _prompts_for_methods(cls, quantize: QuantizeSettings, info: ValidationInfo) -> QuantizeSettings:
-        if quantize.method != "rtn" and "calibration" in info.data and info.data["calibration"] is None:
+        without = "calibration" in info.data and info.data["calibration"] is None
+        if without and quantize.activations is not None and quantize.activations.static:
+            raise refusal(
+                "a calibration block, or scales for each token",
+                found="static activations without calibration",
+            )
+        if quantize.method != "rtn" and without:
             raise refusal(
                 "a calibration block, or the method rtn",
                 found=f"the method {quantize.method} without calibration",
@@ -228,7 +236,15 @@ class Recipe(BaseModel):
 
 def _require_exportable(target: str, info: ValidationInfo) -> None:
     quantize = info.data.get("quantize")
-    if target != "awq" or quantize is None:
+    if quantize is None:
+        return
+    if target == "native-x86" and quantize.activation is not None:
+        raise refusal(
+            "engines that quantize inputs as the scheme says; native-x86 does not yet",
+            found=f"native-x86 for {quantize.scheme}",
+            hint="leave it out: the checkpoint is served by the reference engine",
+        )
+    if target != "awq":
         return
     widths = {quantize.bits, *(override.bits for override in quantize.overrides if override.bits)}
     if widths != {4}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, get_args
 
@@ -19,8 +19,10 @@ from gristmill.pipeline.quantize.awq import AwqSettings, quantize_awq, search_sc
 from gristmill.pipeline.quantize.correct import corrected_weight
 from gristmill.pipeline.quantize.gptq import GptqSettings, factorize_hessian, quantize_gptq
 from gristmill.pipeline.quantize.grids import dequantized
+from gristmill.pipeline.quantize.input_scale import input_scale
 from gristmill.pipeline.quantize.rtn import quantize_rtn
 from gristmill.pipeline.quantize.signround import SignRoundSettings, learn_rounding
+from gristmill.pipeline.quantize.smoothquant import SmoothQuantSettings, search_smoothing
 from gristmill.recipes.quantize import Method
 from gristmill.runtime.errors import InputError, ModelError
 from gristmill.runtime.model_plan import LayerPlan, LinearPlan
@@ -35,6 +37,8 @@ __all__ = [
 ]
 
 Weights = Mapping[str, torch.Tensor]
+
+_KEPT_ROWS = 256
 
 
 class BlockObservations(Protocol):
@@ -55,6 +59,7 @@ class QuantizeSettings:
     """How a block is quantized.
 
     schemes             by linear name; None, or no entry, leaves a linear as it is
+    input_percentile    of an input's values, by size, that a static scale keeps in range
     correct_drift       aim at the original model's outputs, where the walk follows them
     correction_damping  ridge of that correction, as a part of the Hessian's mean diagonal
     """
@@ -64,6 +69,8 @@ class QuantizeSettings:
     gptq: GptqSettings = field(default_factory=GptqSettings)
     awq: AwqSettings = field(default_factory=AwqSettings)
     signround: SignRoundSettings = field(default_factory=SignRoundSettings)
+    smoothquant: SmoothQuantSettings = field(default_factory=SmoothQuantSettings)
+    input_percentile: float = 100.0
     correct_drift: bool = True
     correction_damping: float = 0.5
 
@@ -72,6 +79,10 @@ class QuantizeSettings:
             raise InputError("quantization method", found=self.method, expected=" or ".join(get_args(Method)))
         if self.correction_damping <= 0:
             raise InputError("correction damping", found=self.correction_damping, expected="above 0")
+        if not 0 < self.input_percentile <= 100:
+            raise InputError("input percentile", found=self.input_percentile, expected="above 0, at most 100")
+        for scheme in filter(None, set(self.schemes.values())):
+            _require_possible(self.method, scheme)
 
     @property
     def follow_original(self) -> bool:
@@ -82,6 +93,12 @@ class QuantizeSettings:
     def sample_every(self) -> int:
         """Of how many sequences one is followed: what learns, learns from all."""
         return 1 if self.method == "signround" else 4
+
+    @property
+    def keep_rows(self) -> int:
+        """Rows of every input that statistics hold, for what sums don't tell."""
+        is_clipped = self.input_percentile < 100 and any(s and s.is_static for s in self.schemes.values())
+        return _KEPT_ROWS if self.method == "smoothquant" or is_clipped else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +132,7 @@ def quantize_block(
     if statistics is None and settings.method != "rtn":
         raise InputError(f"{settings.method} needs calibration statistics")
     current = dict(weights)
-    if settings.method == "awq" and statistics is not None:
+    if settings.method in ("awq", "smoothquant") and statistics is not None:
         current.update(_fold(layer, weights, statistics, settings))
     result = BlockResult({}, {}, {})
     notes: list[str] = []
@@ -130,6 +147,7 @@ def quantize_block(
             result.quantized[linear.name] = tensor
             result.errors[linear.name] = error
             current[linear.weight] = dequantized(tensor, weights[linear.weight].dtype)
+            current.update(_input_scales(linear.name, tensor))
     if settings.method == "signround" and statistics is not None and result.quantized:
         _learn(layer, weights, statistics, settings, seen, result)
     codes = {linear.weight for linear in layer.linears if linear.name in result.quantized}
@@ -143,13 +161,20 @@ def served_weights(weights: Weights, result: BlockResult) -> dict[str, torch.Ten
     served = {**weights, **result.dense}
     for name, tensor in result.quantized.items():
         served[f"{name}.weight"] = dequantized(tensor, weights[f"{name}.weight"].dtype)
+        served.update(_input_scales(name, tensor))
     return served
+
+
+def _input_scales(name: str, tensor: QuantizedTensor) -> dict[str, torch.Tensor]:
+    """The stored scale of a linear's input, as executors hold it, if there is one."""
+    scale = tensor.input_scale
+    return {} if scale is None else {f"{name}.input_scale": torch.tensor([scale])}
 
 
 def _fold(
     layer: LayerPlan, weights: Weights, statistics: BlockObservations, settings: QuantizeSettings
 ) -> dict[str, torch.Tensor]:
-    """AWQ's scales of all groups, folded: the tensors that changed."""
+    """AWQ's or SmoothQuant's scales of all groups, folded: the tensors that changed."""
     seen = statistics.overview(weights)
     folded = dict(weights)
     for group in layer.scaling_groups:
@@ -159,7 +184,13 @@ def _fold(
             for scheme, linears in _by_scheme(group.linears, settings)
         ]
         if parts:
-            scales = search_scales(parts, seen[names], settings.awq, partial(shared_scales, group))
+            share = partial(shared_scales, group)
+            if settings.method == "awq":
+                scales = search_scales(parts, seen[names], settings.awq, share)
+            else:
+                scales = search_smoothing(
+                    parts, seen[names], settings.smoothquant, share, name=", ".join(names)
+                )
             folded.update(fold_scales(folded, group, scales))
     return folded
 
@@ -167,12 +198,16 @@ def _fold(
 def _by_scheme(
     linears: tuple[LinearPlan, ...], settings: QuantizeSettings
 ) -> Iterator[tuple[QuantScheme, list[LinearPlan]]]:
-    """Linears that are quantized, those with one scheme together."""
+    """Linears that are quantized, those with one scheme together if no block spans several."""
     together: dict[QuantScheme, list[LinearPlan]] = {}
     for linear in linears:
         if (scheme := settings.schemes.get(linear.name)) is not None:
             together.setdefault(scheme, []).append(linear)
-    yield from together.items()
+    for scheme, alike in together.items():
+        if scheme.group_rows == 1:
+            yield scheme, alike
+        else:
+            yield from ((scheme, [linear]) for linear in alike)
 
 
 def _quantize_group(
@@ -188,7 +223,8 @@ def _quantize_group(
         target = torch.cat([weights[linear.weight] for linear in linears]).float()
         if known is not None and settings.correct_drift and settings.method != "rtn":
             target = corrected_weight(target, known, settings.correction_damping, name=name)
-        tensor = _quantize(target, known, scheme, settings, name, notes)
+        tensor = _quantize(target, known, replace(scheme, activation=None), settings, name, notes)
+        scale = _static_scale(known, scheme, settings, name)
         errors = target - dequantized(tensor, torch.float32)
         row = 0
         for linear in linears:
@@ -196,7 +232,11 @@ def _quantize_group(
             row += linear.out_features
             zeros = tensor.zero_points
             own = QuantizedTensor(
-                scheme, tensor.codes[rows], tensor.scales[rows], None if zeros is None else zeros[rows]
+                scheme,
+                tensor.codes[rows],
+                tensor.scales[rows],
+                None if zeros is None else zeros[rows],
+                input_scale=scale,
             )
             yield linear, own, _relative_error(errors[rows], target[rows], known, linear.name)
 
@@ -209,7 +249,7 @@ def _quantize(
     name: str,
     notes: list[str],
 ) -> QuantizedTensor:
-    if settings.method == "rtn" or known is None:
+    if settings.method in ("rtn", "smoothquant") or known is None:
         return quantize_rtn(weight, None, scheme, name=name)
     if settings.method == "awq":
         return quantize_awq(weight, known.inputs, scheme, settings.awq, name=name)
@@ -217,6 +257,32 @@ def _quantize(
     if factor.damping != settings.gptq.damping:
         notes.append(f"{name}: damping raised from {settings.gptq.damping:g} to {factor.damping:g}")
     return quantize_gptq(weight, known.inputs, scheme, settings.gptq, factor=factor, name=name)
+
+
+def _static_scale(
+    known: GroupStatistics | None, scheme: QuantScheme, settings: QuantizeSettings, name: str
+) -> float | None:
+    if not scheme.is_static:
+        return None
+    if known is None:
+        raise InputError(f"{name}: static activations need calibration statistics")
+    return input_scale(known.inputs, scheme, settings.input_percentile, name=name)
+
+
+def _require_possible(method: Method, scheme: QuantScheme) -> None:
+    """Raise InputError for a method that can't make a scheme."""
+    if scheme.type == "float" and method != "rtn":
+        raise InputError(f"method {method}", found=f"float weights ({scheme.name})", expected="rtn")
+    if scheme.activation is not None and method in ("awq", "signround"):
+        raise InputError(
+            f"method {method}", found=f"quantized inputs ({scheme.name})", expected="rtn, gptq or smoothquant"
+        )
+    if scheme.activation is None and method == "smoothquant":
+        raise InputError(
+            "method smoothquant",
+            found=f"weights only ({scheme.name})",
+            expected="a scheme that quantizes inputs",
+        )
 
 
 def _learn(

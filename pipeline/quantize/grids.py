@@ -19,6 +19,7 @@ __all__ = [
     "SHRINK_FACTORS",
     "Grid",
     "dequantized",
+    "finite_scales",
     "grouped",
     "min_max_grid",
     "nearest_codes",
@@ -97,14 +98,20 @@ def quantized_tensor(codes: torch.Tensor, grid: Grid, name: str) -> QuantizedTen
 
     Raises ModelError, naming the linear, if a scale is not a positive finite number.
     """
-    if not (torch.isfinite(grid.scales) & (grid.scales > 0)).all():
+    scales = finite_scales(grid.scales, grid.scheme, name)
+    zeros = None if grid.scheme.symmetric else grid.zeros.numpy().astype(np.uint8)
+    return QuantizedTensor(grid.scheme, codes.numpy().astype(np.uint8), scales.numpy(), zeros)
+
+
+def finite_scales(scales: torch.Tensor, scheme: QuantScheme, name: str) -> torch.Tensor:
+    """`scales` themselves. Raises ModelError, naming the linear, if one is not a positive finite number."""
+    if not (torch.isfinite(scales) & (scales > 0)).all():
         raise ModelError(
-            f"a scale of {name} can't be stored as {grid.scheme.scale_dtype}",
-            found=float(grid.scales.max()),
+            f"a scale of {name} can't be stored as {scheme.scale_dtype}",
+            found=float(scales.max()),
             hint="choose bfloat16 or float32 scales",
         )
-    zeros = None if grid.scheme.symmetric else grid.zeros.numpy().astype(np.uint8)
-    return QuantizedTensor(grid.scheme, codes.numpy().astype(np.uint8), grid.scales.numpy(), zeros)
+    return scales
 
 
 def dequantized(tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -113,6 +120,9 @@ def dequantized(tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
     Groups must be runs of consecutive columns (`group_index` None).
     """
     assert tensor.group_index is None
+    if tensor.scheme.type == "float":
+        values = grouped(torch.from_numpy(tensor.codes).view(torch.float8_e4m3fn).float(), tensor.scheme)
+        return values.mul_(torch.from_numpy(tensor.scales)[..., None]).view(tensor.shape).to(dtype)
     codes = grouped(torch.from_numpy(tensor.codes).float(), tensor.scheme)
     zeros: float | torch.Tensor = float(tensor.scheme.midpoint)
     if tensor.zero_points is not None:

@@ -39,6 +39,11 @@ def write_layer(path: Path, result: BlockResult) -> None:
     tensors |= {_DENSE + name: tensor for name, tensor in result.dense.items()}
     rest = {
         "schemes": {name: tensor.scheme.to_dict() for name, tensor in result.quantized.items()},
+        "input_scales": {
+            name: tensor.input_scale
+            for name, tensor in result.quantized.items()
+            if tensor.input_scale is not None
+        },
         "errors": result.errors,
         "notes": list(result.notes),
     }
@@ -74,7 +79,8 @@ def _tensor(file: Any, name: str, rest: Mapping[str, Any]) -> QuantizedTensor:
     scheme = QuantScheme.from_dict(rest["schemes"][name])
     zeros = None if scheme.symmetric else file.get_tensor(_ZEROS + name).numpy()
     codes, scales = file.get_tensor(_CODES + name), file.get_tensor(_SCALES + name)
-    return QuantizedTensor(scheme, codes.numpy(), scales.numpy(), zeros)
+    input_scale = rest["input_scales"].get(name)
+    return QuantizedTensor(scheme, codes.numpy(), scales.numpy(), zeros, input_scale=input_scale)
 
 
 @dataclass(frozen=True, slots=True)

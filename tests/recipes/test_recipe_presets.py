@@ -19,7 +19,18 @@ def test_a_shipped_recipe_loads(name: str) -> None:
     assert resolved_yaml(recipe)
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if name != "demo"])
+WITH_INPUTS = {"w8a8-smoothquant": ("W8A8", "smoothquant"), "fp8-dynamic": ("FP8_DYNAMIC", "rtn")}
+
+
+@pytest.mark.parametrize("name", WITH_INPUTS)
+def test_a_shipped_recipe_that_quantizes_inputs_does_what_it_is_called(name: str) -> None:
+    recipe = load_recipe(name, [MODEL])
+    assert (recipe.quantize.scheme, recipe.quantize.method) == WITH_INPUTS[name]
+    assert recipe.quantize.activation is not None
+    assert recipe.engines == ()
+
+
+@pytest.mark.parametrize("name", sorted(set(preset_names()) - {"demo", *WITH_INPUTS}))
 def test_a_shipped_recipe_does_what_it_is_called(name: str) -> None:
     quantize = load_recipe(name, [MODEL]).quantize
     group = 64 if name.endswith("-g64") else 128

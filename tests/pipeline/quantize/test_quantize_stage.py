@@ -21,11 +21,10 @@ name: tiny
 model: {model}
 calibration: {{prompts: [{{path: prompts.jsonl}}]}}
 quantize:
-  bits: 4
-  symmetric: true
-  group_size: 32
+  {scheme}
   method: {method}
 """
+W4 = "bits: 4\n  symmetric: true\n  group_size: 32"
 
 
 class Interrupted(Exception):
@@ -45,10 +44,10 @@ class StopAfter(SilentProgress):
 
 
 def quantize(
-    cache: Path, tiny_llama: Path, method: str, progress: SilentProgress | None = None
+    cache: Path, tiny_llama: Path, method: str, progress: SilentProgress | None = None, scheme: str = W4
 ) -> dict[str, bytes]:
     """Run the stage; the bytes of its layer files."""
-    text = RECIPE.format(model=tiny_llama, method=method)
+    text = RECIPE.format(model=tiny_llama, method=method, scheme=scheme)
     text += "  signround: {iterations: 6}\n" if method == "signround" else ""
     cache.mkdir(exist_ok=True)
     (cache / "prompts.jsonl").touch()
@@ -62,13 +61,32 @@ def quantize(
     return {path.name: path.read_bytes() for path in sorted(cache.rglob("layer-*.safetensors"))}
 
 
-@pytest.mark.parametrize("method", ["gptq", "signround"])
+@pytest.mark.parametrize(
+    ("method", "scheme"),
+    [
+        ("gptq", W4),
+        ("signround", W4),
+        ("smoothquant", "scheme: W8A8"),
+        ("smoothquant", "scheme: W8A8\n  activations: {static: true, percentile: 99.5}"),
+        ("rtn", "scheme: FP8"),
+    ],
+)
 def test_an_interrupted_stage_continues_to_the_bytes_of_an_unbroken_one(
-    tmp_path: Path, tiny_llama: Path, method: str
+    tmp_path: Path, tiny_llama: Path, method: str, scheme: str
 ) -> None:
     with pytest.raises(Interrupted):
-        quantize(tmp_path / "stopped", tiny_llama, method, StopAfter(2))
+        quantize(tmp_path / "stopped", tiny_llama, method, StopAfter(2), scheme)
     kept = {path.name for path in (tmp_path / "stopped").rglob("layer-*.safetensors")}
     assert len(kept) == 2
-    resumed = quantize(tmp_path / "stopped", tiny_llama, method)
-    assert resumed == quantize(tmp_path / "unbroken", tiny_llama, method)
+    resumed = quantize(tmp_path / "stopped", tiny_llama, method, scheme=scheme)
+    assert resumed == quantize(tmp_path / "unbroken", tiny_llama, method, scheme=scheme)
+
+
+def test_every_setting_of_inputs_has_a_key_of_its_own(tmp_path: Path, tiny_llama: Path) -> None:
+    kinds = ("{static: false}", "{static: true}", "{static: true, percentile: 99.5}")
+    for kind in kinds:
+        quantize(tmp_path, tiny_llama, "rtn", scheme=f"scheme: W8A8\n  activations: {kind}")
+    quantize(tmp_path, tiny_llama, "smoothquant", scheme="scheme: W8A8")
+    text = "scheme: W8A8\n  smoothquant: {strengths: 3}"
+    quantize(tmp_path, tiny_llama, "smoothquant", scheme=text)
+    assert len({path.parent for path in tmp_path.rglob("layer-*.safetensors")}) == len(kinds) + 2

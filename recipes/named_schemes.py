@@ -1,0 +1,64 @@
+"""The named schemes of a recipe, which mean what they mean in compressed-tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from gristmill.runtime.scheme import ActivationScheme
+
+__all__ = ["NAMED_SCHEMES", "NamedScheme", "SchemeName"]
+
+SchemeName = Literal[
+    "W4A16",
+    "W4A16_ASYM",
+    "W8A16",
+    "W8A16_ASYM",
+    "W8A8",
+    "FP8",
+    "FP8_DYNAMIC",
+    "FP8_BLOCK",
+    "FP8A16",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedScheme:
+    """What a name fixes.
+
+    `group_size` is None where a recipe has to write it. `activation` says how
+    inputs are quantized; `may_be_static` that a recipe may choose static scales
+    instead.
+    """
+
+    bits: Literal[4, 8]
+    symmetric: bool
+    group_size: int | None = None
+    type: Literal["int", "float"] = "int"
+    activation: ActivationScheme | None = None
+    may_be_static: bool = False
+
+    @property
+    def is_weight_only_int(self) -> bool:
+        """Whether bits, group size and symmetry say it all."""
+        return self.type == "int" and self.activation is None
+
+
+NAMED_SCHEMES: Mapping[SchemeName, NamedScheme] = MappingProxyType(
+    {
+        "W4A16": NamedScheme(4, True),
+        "W4A16_ASYM": NamedScheme(4, False),
+        "W8A16": NamedScheme(8, True),
+        "W8A16_ASYM": NamedScheme(8, False),
+        "W8A8": NamedScheme(
+            8, True, -1, activation=ActivationScheme("int", 8, "token", dynamic=True), may_be_static=True
+        ),
+        "FP8": NamedScheme(8, True, -1, "float", ActivationScheme("float", 8, "tensor", dynamic=False)),
+        "FP8_DYNAMIC": NamedScheme(8, True, -1, "float", ActivationScheme("float", 8, "token", dynamic=True)),
+        "FP8_BLOCK": NamedScheme(8, True, 128, "float", ActivationScheme("float", 8, "group", dynamic=True)),
+        "FP8A16": NamedScheme(8, True, -1, "float"),
+    }
+)
+"""By name. FP8 has one scale a row of the weight, where compressed-tensors' preset has one for all."""
