@@ -92,9 +92,13 @@ void keep_largest(TokenList& tokens, double target) {
 float nth_largest(const float* values, int64_t size, int64_t rank, std::vector<int32_t>& keys) {
   keys.resize(size);
   order_keys(values, size, keys.data());
-  const auto [lowest, highest] = std::minmax_element(keys.begin(), keys.end());
-  int64_t least = *lowest;  // at least `rank` keys reach it, and fewer reach `end`
-  int64_t end = static_cast<int64_t>(*highest) + 1;
+  int32_t lowest = keys[0], highest = keys[0];
+  for (const int32_t key : keys) {
+    lowest = std::min(lowest, key);
+    highest = std::max(highest, key);
+  }
+  int64_t least = lowest;  // at least `rank` keys reach it, and fewer reach `end`
+  int64_t end = static_cast<int64_t>(highest) + 1;
   while (end - least > 1) {
     const int64_t middle = least + (end - least) / 2;
     (count_keys(keys.data(), size, static_cast<int32_t>(middle)) >= rank ? least : end) = middle;
@@ -109,10 +113,11 @@ void keep_first(TokenList& tokens, int64_t count, std::vector<int32_t>& keys) {
   for (int64_t i = 0; i < tokens.size; ++i) num_equal -= tokens.values[i] > least;
   int64_t kept = 0;
   for (int64_t i = 0; i < tokens.size; ++i) {
-    const bool is_equal = tokens.values[i] == least;
+    const float value = tokens.values[i];
+    const int64_t is_equal = value == least;
     tokens.ids[kept] = tokens.ids[i];
-    tokens.values[kept] = tokens.values[i];
-    kept += tokens.values[i] > least || (is_equal && num_equal > 0);
+    tokens.values[kept] = value;
+    kept += static_cast<int64_t>(value > least) | (is_equal & static_cast<int64_t>(num_equal > 0));
     num_equal -= is_equal;
   }
   tokens.size = kept;

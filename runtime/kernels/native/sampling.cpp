@@ -58,8 +58,8 @@ double weigh_row(const Row& row, float scale, SamplingScratch& scratch) {
 // The tokens with a logit of at least `least`.
 TokenList gather(const Row& row, float least, SamplingScratch& scratch) {
   const std::vector<float>& maxima = row.maxima();
-  scratch.kept_ids.resize(row.size() + 1);
-  scratch.kept_values.resize(row.size() + 1);
+  scratch.kept_ids.resize(row.size());
+  scratch.kept_values.resize(row.size());
   int64_t size = 0;
   for (size_t block = 0; block < maxima.size();) {
     const size_t first = block;
@@ -67,7 +67,7 @@ TokenList gather(const Row& row, float least, SamplingScratch& scratch) {
     row.visit_runs(first, block, [&](int64_t index, const float* values, int64_t count) {
       int32_t* found = scratch.kept_ids.data() + size;
       float* found_values = scratch.kept_values.data() + size;
-      const int64_t num_found = find_at_least(values, count, least, found);
+      const int64_t num_found = find_between(values, count, least, kInfinity, found);
       for (int64_t i = 0; i < num_found; ++i) {
         found_values[i] = values[found[i]];
         found[i] += static_cast<int32_t>(index * kVocabularyBlock);

@@ -127,7 +127,7 @@ struct SamplingScratch {
   RowMemory row;
   std::vector<float> candidates, weights, kept_values, kept_weights;
   std::vector<double> sums;
-  std::vector<int32_t> kept_ids, counts, keys;
+  std::vector<int32_t> kept_ids, keys;
 };
 
 // Chooses a token and, unless there is a fault, records it in `state`. `tile_maxima` are those of the row

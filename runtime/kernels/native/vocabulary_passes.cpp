@@ -112,20 +112,13 @@ GRISTMILL_INLINE double block_weights(const float* block, float best, float bina
   return block_sum(weights, 0);
 }
 
-GRISTMILL_INLINE int32_t count_between(const float* block, int32_t least_bits, int32_t end_bits) {
-  int32_t count = 0;
-  for (int i = 0; i < kVocabularyBlock; ++i) {
-    const int32_t bits = bits_of(block[i]);
-    count += static_cast<int32_t>(bits >= least_bits) & static_cast<int32_t>(bits < end_bits);
-  }
-  return count;
-}
-
-// A bit for each value of a block that is at least `least`. The product moves the lowest bits of eight
+// A bit for each value of a block in [least, end). The product moves the lowest bits of eight
 // bytes side by side.
-GRISTMILL_INLINE uint64_t mask_at_least(const float* block, float least) {
+GRISTMILL_INLINE uint64_t mask_between(const float* block, float least, float end) {
   uint8_t marks[kVocabularyBlock];
-  for (int i = 0; i < kVocabularyBlock; ++i) marks[i] = static_cast<uint8_t>(block[i] >= least);
+  for (int i = 0; i < kVocabularyBlock; ++i) {
+    marks[i] = static_cast<uint8_t>(block[i] >= least) & static_cast<uint8_t>(block[i] < end);
+  }
   uint64_t words[kVocabularyBlock / 8];
   std::memcpy(words, marks, sizeof marks);
   uint64_t mask = 0;
@@ -248,25 +241,16 @@ void add_weights(const float* weights, int64_t blocks, int64_t stride, const flo
 }
 
 GRISTMILL_EVERY_WIDTH
-void count_weights(const float* weights, int64_t blocks, float least, float end, int32_t* counts) {
-  const int32_t least_bits = bits_of(least);
-  const int32_t end_bits = bits_of(end);
-  for (int64_t block = 0; block < blocks; ++block) {
-    counts[block] = count_between(weights + block * kVocabularyBlock, least_bits, end_bits);
-  }
-}
-
-GRISTMILL_EVERY_WIDTH
-int64_t find_at_least(const float* values, int64_t count, float least, int32_t* places) {
+int64_t find_between(const float* values, int64_t count, float least, float end, int32_t* places) {
   const int64_t whole = count / kVocabularyBlock * kVocabularyBlock;
   int64_t found = 0;
   for (int64_t start = 0; start < whole; start += kVocabularyBlock) {
-    for (uint64_t mask = mask_at_least(values + start, least); mask != 0; mask &= mask - 1) {
+    for (uint64_t mask = mask_between(values + start, least, end); mask != 0; mask &= mask - 1) {
       places[found++] = static_cast<int32_t>(start + __builtin_ctzll(mask));
     }
   }
   for (int64_t i = whole; i < count; ++i) {
-    if (values[i] >= least) places[found++] = static_cast<int32_t>(i);
+    if (values[i] >= least && values[i] < end) places[found++] = static_cast<int32_t>(i);
   }
   return found;
 }

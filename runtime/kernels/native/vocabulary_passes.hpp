@@ -45,12 +45,8 @@ void sum_weights(const float* weights, int64_t blocks, float least, double* sums
 constexpr int kBoundsPerPass = 3;
 void add_weights(const float* weights, int64_t blocks, int64_t stride, const float* bounds, double* totals);
 
-// How many weights of each block are at least `least` and less than `end`.
-void count_weights(const float* weights, int64_t blocks, float least, float end, int32_t* counts);
-
-// The places, in order, of the values of at least `least`; returns how many. `places` has room for
-// one more than `count`.
-int64_t find_at_least(const float* values, int64_t count, float least, int32_t* places);
+// The places, in order, of the values in [least, end); returns how many. `places` has room for `count`.
+int64_t find_between(const float* values, int64_t count, float least, float end, int32_t* places);
 
 // Whole numbers in the order of the values, both zeros being one; and back.
 void order_keys(const float* values, int64_t count, int32_t* keys);
