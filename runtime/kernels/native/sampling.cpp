@@ -154,7 +154,8 @@ int32_t draw_from_row(const Row& row, float scale, double total, double uniform,
   const int64_t block = invert(scratch.sums.data(), static_cast<int64_t>(scratch.sums.size()), target);
   float weights[kVocabularyBlock];
   row.visit_runs(block, block + 1, [&](int64_t, const float* values, int64_t count) {
-    softmax_weights(values, count, row.best(), scale, weights, nullptr);
+    double sum;
+    softmax_weights(values, count, row.best(), scale, weights, &sum);
   });
   return static_cast<int32_t>(block * kVocabularyBlock + invert(weights, kVocabularyBlock, target));
 }
@@ -189,7 +190,8 @@ TokenList filtered_tokens(const Row& row, const SamplingSettings& settings, floa
                           : gather(row, least, scratch);
   scratch.kept_weights.resize(vocabulary_blocks(kept.size) * kVocabularyBlock);
   kept.weights = scratch.kept_weights.data();
-  softmax_weights(kept.values, kept.size, row.best(), scale, kept.weights, nullptr);
+  scratch.sums.resize(vocabulary_blocks(kept.size));
+  softmax_weights(kept.values, kept.size, row.best(), scale, kept.weights, scratch.sums.data());
   if (settings.top_p < 1.0) {
     double total = 0.0;
     for (int64_t i = 0; i < kept.size; ++i) total += kept.weights[i];

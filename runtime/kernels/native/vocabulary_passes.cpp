@@ -82,6 +82,16 @@ GRISTMILL_INLINE float at_least(float weight, int32_t least_bits) {
   return float_of(bits & -static_cast<int32_t>(bits >= least_bits));
 }
 
+// The last, partial block with the lowest value behind its end.
+struct PaddedBlock {
+  float values[kVocabularyBlock];
+
+  PaddedBlock(const float* from, int64_t count) {
+    std::fill_n(values, kVocabularyBlock, -std::numeric_limits<float>::infinity());
+    std::copy_n(from, count, values);
+  }
+};
+
 constexpr int64_t kBlocksInFloat32 = 16;  // so many blocks are added up before float64 takes over
 constexpr int kQuarter = kVocabularyBlock / 4;
 
@@ -101,15 +111,51 @@ GRISTMILL_INLINE double sum_of_sixteen(float* sums) {
 }
 static_assert(kQuarter == 16, "sixteen sums of a block are added up");
 
-GRISTMILL_INLINE double block_sum(const float* weights, int32_t least_bits) {
-  float sums[kQuarter] = {};
-  add_block(weights, least_bits, sums);
-  return sum_of_sixteen(sums);
+// The sums of up to sixteen blocks from their sixteen lanes each, step by step for all: a block alone would
+// be a chain of shuffles.
+constexpr int64_t kGroup = 16;
+using Lanes = float[kGroup][kQuarter];
+
+GRISTMILL_INLINE void sum_lanes(Lanes& lanes, int64_t blocks, double* sums) {
+  for (int64_t block = 0; block < kGroup; ++block) {
+    for (int i = 0; i < 8; ++i) lanes[block][i] += lanes[block][i + 8];
+  }
+  for (int64_t block = 0; block < kGroup; ++block) {
+    for (int i = 0; i < 4; ++i) lanes[block][i] += lanes[block][i + 4];
+  }
+  for (int64_t block = 0; block < blocks; ++block) {
+    const float* four = lanes[block];
+    sums[block] = (four[0] + four[1]) + (four[2] + four[3]);
+  }
 }
 
-GRISTMILL_INLINE double block_weights(const float* block, float best, float binary_scale, float* weights) {
+GRISTMILL_INLINE void block_weights(const float* block, float best, float binary_scale, float* weights) {
   for (int i = 0; i < kVocabularyBlock; ++i) weights[i] = power_of_two((block[i] - best) * binary_scale);
-  return block_sum(weights, 0);
+}
+
+// The softmax weights of a list of values, of which `keep` gets each block's place and weights.
+template <typename Keep>
+GRISTMILL_INLINE void softmax(const float* values, int64_t count, float best, float scale, double* sums,
+                              const Keep& keep) {
+  const int64_t blocks = vocabulary_blocks(count);
+  const float binary_scale = scale * 1.44269504088896341f;
+  for (int64_t first = 0; first < blocks; first += kGroup) {
+    const int64_t end = std::min(first + kGroup, blocks);
+    Lanes lanes = {};
+    for (int64_t block = first; block < end; ++block) {
+      const int64_t start = block * kVocabularyBlock;
+      float weights[kVocabularyBlock];
+      if (start + kVocabularyBlock <= count) {
+        block_weights(values + start, best, binary_scale, weights);
+      } else {
+        const PaddedBlock last(values + start, count - start);
+        block_weights(last.values, best, binary_scale, weights);
+      }
+      keep(start, weights);
+      add_block(weights, 0, lanes[block - first]);
+    }
+    sum_lanes(lanes, end - first, sums + first);
+  }
 }
 
 // A bit for each value of a block in [least, end). The product moves the lowest bits of eight
@@ -125,16 +171,6 @@ GRISTMILL_INLINE uint64_t mask_between(const float* block, float least, float en
   for (int i = 0; i < kVocabularyBlock / 8; ++i) mask |= (words[i] * 0x0102040810204080u) >> 56 << (8 * i);
   return mask;
 }
-
-// The last, partial block with the lowest value behind its end.
-struct PaddedBlock {
-  float values[kVocabularyBlock];
-
-  PaddedBlock(const float* from, int64_t count) {
-    std::fill_n(values, kVocabularyBlock, -std::numeric_limits<float>::infinity());
-    std::copy_n(from, count, values);
-  }
-};
 
 }  // namespace
 
@@ -183,42 +219,26 @@ float merge_maxima(const float* tiles, int64_t count, float* maxima) {
 GRISTMILL_EVERY_WIDTH
 void softmax_weights(const float* values, int64_t count, float best, float scale, float* weights,
                      double* sums) {
-  const int64_t blocks = vocabulary_blocks(count);
-  const float binary_scale = scale * 1.44269504088896341f;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t start = block * kVocabularyBlock;
-    double sum;
-    if (start + kVocabularyBlock <= count) {
-      sum = block_weights(values + start, best, binary_scale, weights + start);
-    } else {
-      const PaddedBlock last(values + start, count - start);
-      sum = block_weights(last.values, best, binary_scale, weights + start);
-    }
-    if (sums != nullptr) sums[block] = sum;
-  }
+  softmax(values, count, best, scale, sums, [weights](int64_t start, const float* block) {
+    std::memcpy(weights + start, block, kVocabularyBlock * sizeof(float));
+  });
 }
 
 GRISTMILL_EVERY_WIDTH
 void softmax_sums(const float* values, int64_t count, float best, float scale, double* sums) {
-  const int64_t blocks = vocabulary_blocks(count);
-  const float binary_scale = scale * 1.44269504088896341f;
-  float weights[kVocabularyBlock];
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t start = block * kVocabularyBlock;
-    if (start + kVocabularyBlock <= count) {
-      sums[block] = block_weights(values + start, best, binary_scale, weights);
-    } else {
-      const PaddedBlock last(values + start, count - start);
-      sums[block] = block_weights(last.values, best, binary_scale, weights);
-    }
-  }
+  softmax(values, count, best, scale, sums, [](int64_t, const float*) {});
 }
 
 GRISTMILL_EVERY_WIDTH
 void sum_weights(const float* weights, int64_t blocks, float least, double* sums) {
   const int32_t least_bits = bits_of(least);
-  for (int64_t block = 0; block < blocks; ++block) {
-    sums[block] = block_sum(weights + block * kVocabularyBlock, least_bits);
+  for (int64_t first = 0; first < blocks; first += kGroup) {
+    const int64_t end = std::min(first + kGroup, blocks);
+    Lanes lanes = {};
+    for (int64_t block = first; block < end; ++block) {
+      add_block(weights + block * kVocabularyBlock, least_bits, lanes[block - first]);
+    }
+    sum_lanes(lanes, end - first, sums + first);
   }
 }
 

@@ -31,7 +31,7 @@ float merge_maxima(const float* tiles, int64_t count, float* maxima);
 
 // weights[i] = exp((values[i] - best) * scale), and 0 where that is below 2^-126: relative error about
 // 1e-7 times (1 + |exponent|). `weights` has room for whole blocks; what is beyond `count` is 0.
-// `sums`, unless null, gets each block's sum, pairwise in float32.
+// `sums` gets each block's sum, pairwise in float32.
 void softmax_weights(const float* values, int64_t count, float best, float scale, float* weights,
                      double* sums);
 
