@@ -133,10 +133,10 @@ GRISTMILL_INLINE void block_weights(const float* block, float best, float binary
   for (int i = 0; i < kVocabularyBlock; ++i) weights[i] = power_of_two((block[i] - best) * binary_scale);
 }
 
-// The softmax weights of a list of values, of which `keep` gets each block's place and weights.
-template <typename Keep>
+// The softmax weights of a list of values; memory(start) is where those of a block go.
+template <typename Memory>
 GRISTMILL_INLINE void softmax(const float* values, int64_t count, float best, float scale, double* sums,
-                              const Keep& keep) {
+                              const Memory& memory) {
   const int64_t blocks = vocabulary_blocks(count);
   const float binary_scale = scale * 1.44269504088896341f;
   for (int64_t first = 0; first < blocks; first += kGroup) {
@@ -144,14 +144,13 @@ GRISTMILL_INLINE void softmax(const float* values, int64_t count, float best, fl
     Lanes lanes = {};
     for (int64_t block = first; block < end; ++block) {
       const int64_t start = block * kVocabularyBlock;
-      float weights[kVocabularyBlock];
+      float* weights = memory(start);
       if (start + kVocabularyBlock <= count) {
         block_weights(values + start, best, binary_scale, weights);
       } else {
         const PaddedBlock last(values + start, count - start);
         block_weights(last.values, best, binary_scale, weights);
       }
-      keep(start, weights);
       add_block(weights, 0, lanes[block - first]);
     }
     sum_lanes(lanes, end - first, sums + first);
@@ -219,14 +218,13 @@ float merge_maxima(const float* tiles, int64_t count, float* maxima) {
 GRISTMILL_EVERY_WIDTH
 void softmax_weights(const float* values, int64_t count, float best, float scale, float* weights,
                      double* sums) {
-  softmax(values, count, best, scale, sums, [weights](int64_t start, const float* block) {
-    std::memcpy(weights + start, block, kVocabularyBlock * sizeof(float));
-  });
+  softmax(values, count, best, scale, sums, [weights](int64_t start) { return weights + start; });
 }
 
 GRISTMILL_EVERY_WIDTH
 void softmax_sums(const float* values, int64_t count, float best, float scale, double* sums) {
-  softmax(values, count, best, scale, sums, [](int64_t, const float*) {});
+  float weights[kVocabularyBlock];
+  softmax(values, count, best, scale, sums, [&weights](int64_t) { return weights; });
 }
 
 GRISTMILL_EVERY_WIDTH
