@@ -12,8 +12,10 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from gristmill.artifacts.reading import read_bounded
 from gristmill.artifacts.strict_json import parse_canonical, to_canonical
 
-__all__ = ["BuildRecord", "StageRecord", "read_record", "record_bytes"]
+__all__ = ["PEAK_AFTER", "BuildRecord", "StageRecord", "read_record", "record_bytes"]
 
+PEAK_AFTER = "peak_memory_bytes_after_"
+"""Key of `resources`, before a stage's name: the peak of the process by the end of the stage."""
 _MAX_RECORD_BYTES = 1 << 20
 Seconds = Annotated[float, Field(ge=0)]
 

@@ -12,7 +12,13 @@ from gristmill.calibration.mixing import Draw, apportion, draw_shares
 from gristmill.calibration.packing import Piece, pack, trim
 from gristmill.calibration.pieces import PieceSource, read_pieces
 from gristmill.calibration.prompt_files import Fault
-from gristmill.calibration.samples import SourceSummary, TokenSamples, length_quantiles, samples_digest
+from gristmill.calibration.samples import (
+    SourceSummary,
+    TokenSamples,
+    length_octaves,
+    length_quantiles,
+    samples_digest,
+)
 from gristmill.runtime.errors import PromptError
 from gristmill.runtime.prompt_kind import PromptKind
 from gristmill.runtime.tokenizer import Tokenizer
@@ -162,6 +168,7 @@ def _sequences(
 
 def _summary(name: str, kind: PromptKind, pieces: Sequence[Piece], total: int) -> SourceSummary:
     tokens = sum(len(piece.ids) for piece in pieces)
+    lengths = [piece.length for piece in pieces]
     return SourceSummary(
         name=name,
         kind=kind,
@@ -169,7 +176,8 @@ def _summary(name: str, kind: PromptKind, pieces: Sequence[Piece], total: int) -
         tokens=tokens,
         share=tokens / total,
         truncated=sum(piece.cut for piece in pieces),
-        lengths=length_quantiles([piece.length for piece in pieces]),
+        lengths=length_quantiles(lengths),
+        octaves=length_octaves(lengths),
     )
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "LengthQuantiles",
     "SourceSummary",
     "TokenSamples",
+    "length_octaves",
     "length_quantiles",
     "load_samples",
     "samples_digest",
@@ -39,7 +40,10 @@ class LengthQuantiles:
 
 @dataclass(frozen=True, slots=True)
 class SourceSummary:
-    """What one file gave: `share` is its part of all tokens, `truncated` its prompts cut at max_tokens."""
+    """What one file gave: `share` is its part of all tokens, `truncated` its prompts cut at max_tokens.
+
+    `octaves[i]` counts the prompts of 2^i to 2^(i+1) - 1 tokens before anything was cut.
+    """
 
     name: str
     kind: str
@@ -48,6 +52,7 @@ class SourceSummary:
     share: float
     truncated: int
     lengths: LengthQuantiles
+    octaves: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,11 @@ def length_quantiles(lengths: Sequence[int]) -> LengthQuantiles:
     """Quantiles of at least one length; each is a length that occurs."""
     levels = np.quantile(np.asarray(lengths), [0, 0.5, 0.9, 1], method="inverted_cdf")
     return LengthQuantiles(*(int(level) for level in levels))
+
+
+def length_octaves(lengths: Sequence[int]) -> tuple[int, ...]:
+    """How many lengths lie in 1, 2-3, 4-7, 8-15, ... up to the largest; empty ones count as 1."""
+    return tuple(np.bincount([max(length, 1).bit_length() - 1 for length in lengths]).tolist())
 
 
 def samples_digest(sequences: Sequence[Sequence[int]]) -> str:
@@ -111,7 +121,13 @@ def load_samples(path: Path) -> TokenSamples:
     if (found := samples_digest(sequences)) != rest["digest"]:
         raise IntegrityError(f"{path} has changed", found=found, expected=rest["digest"])
     sources = [
-        SourceSummary(**{**source, "lengths": LengthQuantiles(**source["lengths"])})
+        SourceSummary(
+            **{
+                **source,
+                "lengths": LengthQuantiles(**source["lengths"]),
+                "octaves": tuple(source["octaves"]),
+            }
+        )
         for source in rest["sources"]
     ]
     return TokenSamples(

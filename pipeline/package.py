@@ -21,6 +21,8 @@ from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.checkpoint import CHECKPOINT
 from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.prove import Proof
+from gristmill.pipeline.report.evidence import LayerErrors, write_evidence
+from gristmill.pipeline.report.mix import DataMix
 from gristmill.pipeline.validate.gates import GateResult
 from gristmill.pipeline.validate.result import ValidationResult
 from gristmill.recipes.resolve import resolved_dict, resolved_yaml
@@ -47,7 +49,8 @@ class Built:
     samples: TokenSamples | None
     checkpoints: Mapping[FormatName, Path]
     engines: Mapping[str, Path]
-    errors: Mapping[str, float]
+    layers: LayerErrors
+    mix: DataMix
     proof: Proof
     gates: Mapping[str, Sequence[GateResult]]
     determinism: m.Determinism
@@ -70,6 +73,7 @@ def package(recipe: Recipe, built: Built, store: Store, record: BuildRecord) -> 
             if proven.modes:
                 write_proofs(folder / GOLDEN_FOLDER / proofs_file(proven.engine.target), proven.modes)
         write_report(folder, built.proof.validation)
+        write_evidence(folder, built.layers, built.mix, built.proof.outliers)
         manifest = _manifest(recipe, built, hashlib.sha256(recipe_bytes).hexdigest())
         return store.commit(folder, manifest, tag=recipe.tag, record=record)
 
@@ -77,7 +81,7 @@ def package(recipe: Recipe, built: Built, store: Store, record: BuildRecord) -> 
 def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
     schemes = {name: scheme for name, scheme in built.model.schemes.items() if scheme is not None}
     samples, validation = built.samples, built.proof.validation
-    worst = sorted(built.errors.items(), key=lambda item: (-item[1], item[0]))[:_WORST_LAYERS]
+    worst = sorted(built.layers.errors.items(), key=lambda item: (-item[1], item[0]))[:_WORST_LAYERS]
     return m.Manifest(
         schema_version=1,
         name=recipe.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.pipeline.validate.compare import compare_engines
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.pipeline.validate.logits import ExecutorLogits, LogitsSource
+from gristmill.pipeline.validate.outliers import ChannelPeaks, LayerOutliers
 from gristmill.pipeline.validate.result import ValidationResult
 from gristmill.runtime.engine_folder import EngineFolder, GoldenPrompt
 from gristmill.runtime.executors.base import Executor, KVCacheConfig
@@ -48,21 +50,25 @@ _CODE = (
 )
 _VALIDATION = TypeAdapter(dict[str, ValidationResult])
 _ENGINES = TypeAdapter(tuple[Engine, ...])
+_OUTLIERS = TypeAdapter(tuple[LayerOutliers, ...])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proof:
-    """What was measured: validation by engine (empty without held-out data), golden prompts, self-tests."""
+    """What was measured: validation by engine and outlier channels of the original (both empty without
+    held-out data), golden prompts, self-tests.
+    """
 
     validation: Mapping[str, ValidationResult]
     golden: tuple[GoldenPrompt, ...]
     engines: tuple[EngineProof, ...]
+    outliers: tuple[LayerOutliers, ...]
 
 
 def prove(
     written: WrittenCheckpoint,
     compiled: Sequence[CompiledEngine],
-    original: Callable[[], LogitsSource],
+    original: Callable[..., LogitsSource],
     held_out: Sequence[HeldOut],
     calibration: TokenSamples | None,
     golden: Sequence[Sequence[int]],
@@ -73,9 +79,9 @@ def prove(
     """Validate and record golden prompts, or take what an earlier build of the same inputs measured.
 
     The engines are the reference one and those `compiled`. `original` opens the
-    source model; `inputs` is what, beside the checkpoint and the data, determines
-    the result. Golden logits come from float32 compute, and every engine must
-    reproduce them. Gates are not judged here.
+    source model, with the `observe` of `OriginalLogits`; `inputs` is what, beside
+    the checkpoint and the data, determines the result. Golden logits come from
+    float32 compute, and every engine must reproduce them. Gates are not judged here.
     """
     tokens = [(entry.name, entry.samples.digest) for entry in held_out]
     seen = None if calibration is None else calibration.digest
@@ -93,8 +99,10 @@ def prove(
         ]
         proofs = [_prove_reference(written.folder, prompts), *map(prove_engine, folders)]
         reference = EngineFolder("checkpoint", REFERENCE, written.folder, written.folder)
-        validation = validate_engines([reference, *folders], original, held_out, calibration, progress)
-        _write(stage.folder, Proof(validation, prompts, tuple(proofs)))
+        peaks = ChannelPeaks()
+        watched = partial(original, observe=peaks.update)
+        validation = validate_engines([reference, *folders], watched, held_out, calibration, progress)
+        _write(stage.folder, Proof(validation, prompts, tuple(proofs), peaks.outliers()))
         return _read(stage.finish())
 
 
@@ -151,6 +159,7 @@ def _write(folder: Path, proof: Proof) -> None:
         if proven.modes:
             write_proofs(folder / proofs_file(proven.engine.target), proven.modes)
     write_atomic(folder / "validation.json", _VALIDATION.dump_json(dict(proof.validation)))
+    write_atomic(folder / "outliers.json", _OUTLIERS.dump_json(proof.outliers))
     write_atomic(folder / "engines.json", _ENGINES.dump_json(tuple(p.engine for p in proof.engines)))
 
 
@@ -161,4 +170,5 @@ def _read(folder: Path) -> Proof:
         path = folder / proofs_file(engine.target)
         proofs.append(EngineProof(engine, read_proofs(path) if path.exists() else ()))
     validation = _VALIDATION.validate_json((folder / "validation.json").read_bytes())
-    return Proof(validation, read_golden(folder), tuple(proofs))
+    outliers = _OUTLIERS.validate_json((folder / "outliers.json").read_bytes())
+    return Proof(validation, read_golden(folder), tuple(proofs), outliers)

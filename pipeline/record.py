@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from gristmill.artifacts.record import BuildRecord, StageRecord
+from gristmill.artifacts.record import PEAK_AFTER, BuildRecord, StageRecord
 from gristmill.pipeline.environment import host_record, peak_memory
 from gristmill.pipeline.stages import StageCache
 from gristmill.recipes.schema import Recipe
@@ -36,6 +36,7 @@ class StageClock:
         self._stages = stages
         self._started = time.monotonic()
         self._records: list[StageRecord] = []
+        self._peaks: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -44,10 +45,11 @@ class StageClock:
         yield
         seconds = round(time.monotonic() - started, 3)
         self._records.append(StageRecord(name, seconds, name in self._stages.reused))
+        self._peaks[f"{PEAK_AFTER}{name}"] = float(peak_memory())
 
     def record(self, places: Mapping[str, str], planned_memory: int | None = None) -> BuildRecord:
         """The record of everything timed so far; `places` says where the recipe's files lie."""
-        resources = {"peak_memory_bytes": float(peak_memory())}
+        resources = {"peak_memory_bytes": float(peak_memory()), **self._peaks}
         if planned_memory is not None:
             resources["planned_memory_bytes"] = float(planned_memory)
         return BuildRecord(

@@ -25,6 +25,8 @@ from gristmill.pipeline.prove import Proof, prove
 from gristmill.pipeline.quantize.run import QuantizedModel, quantize_key, quantize_model
 from gristmill.pipeline.quantize.settings import quantize_settings
 from gristmill.pipeline.record import StageClock, places_of
+from gristmill.pipeline.report.evidence import LayerErrors
+from gristmill.pipeline.report.mix import data_mix
 from gristmill.pipeline.stages import StageCache
 from gristmill.pipeline.validate.data import HeldOut, load_held_out
 from gristmill.pipeline.validate.gates import GateResult, evaluate_gates, require_gates
@@ -92,7 +94,9 @@ def build(
             paths = {name: written.folder for name, written in checkpoints.items()}
             compiled = {engine.target: engine.folder for engine in engines}
             gates = {served: results}
-            built = Built(model, digest, samples, paths, compiled, quantized.errors, proof, gates, contract)
+            layers = LayerErrors("output" if samples else "weight", quantized.errors, quantized.notes)
+            mix = data_mix(samples, [entry.samples for entry in held_out], model.tokenizer)
+            built = Built(model, digest, samples, paths, compiled, layers, mix, proof, gates, contract)
             artifact = package(recipe, built, store, clock.record(places_of(recipe), memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
     return artifact

@@ -48,20 +48,26 @@ class EngineObserver(Protocol):
 
 
 class AnswerStream:
-    """The answers to a list of prompts, as (prompt index, delta) in the order they are made.
+    """The answers to a list of prompts as (prompt index, delta), in the order they are made.
 
-    Ends after the last answer's last delta. Whoever stops reading before that calls `abort`.
+    Iterating waits for the next and gives all that are there: a reader that is
+    slower than the engine catches up in one turn. Ends after the last answer's
+    last delta. Whoever stops reading before that calls `abort`.
     """
 
     def __init__(self, request_ids: Sequence[str], num_answers: int, abort: Callable[[str], None]) -> None:
         self._prompts = {request_id: index for index, request_id in enumerate(request_ids)}
         self._num_open = num_answers
         self._abort = abort
-        self._deltas: asyncio.Queue[OutputDelta] = asyncio.Queue()
+        self._unread: list[tuple[int, OutputDelta]] = []
+        self._reader: asyncio.Future[None] | None = None
 
     def push(self, delta: OutputDelta) -> None:
         """Add a delta; the engine's side of the stream."""
-        self._deltas.put_nowait(delta)
+        self._num_open -= delta.finish_reason is not None
+        self._unread.append((self._prompts[delta.request_id], delta))
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def abort(self) -> None:
         """End what is unfinished and free its blocks after the current step."""
@@ -72,12 +78,14 @@ class AnswerStream:
     def __aiter__(self) -> AnswerStream:
         return self
 
-    async def __anext__(self) -> tuple[int, OutputDelta]:
-        if not self._num_open:
-            raise StopAsyncIteration
-        delta = await self._deltas.get()
-        self._num_open -= delta.finish_reason is not None
-        return self._prompts[delta.request_id], delta
+    async def __anext__(self) -> list[tuple[int, OutputDelta]]:
+        if not self._unread:
+            if not self._num_open:
+                raise StopAsyncIteration
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        deltas, self._unread = self._unread, []
+        return deltas
 
 
 class AsyncEngine:
@@ -249,16 +257,15 @@ class AsyncEngine:
 
     def _take_commands(self) -> bool:
         """Run what was asked since the last step, waiting while there is nothing to do; False to stop."""
-        wait = not self._engine.has_work
+        if self._engine.has_work and self._commands.empty():
+            return True
         while True:
-            try:
-                command = self._commands.get(block=wait)
-            except queue.Empty:
-                return True
+            command = self._commands.get()
             if command is None:
                 return False
             command()
-            wait = False
+            if self._commands.empty():
+                return True
 
     def _step(self) -> None:
         started = time.monotonic()

@@ -306,11 +306,10 @@ class LLMEngine:
         row = 0
         for chunk, outcome in zip(chunks, outcomes, strict=True):
             generation = self._generations[chunk.request.request_id]
-            rows = logits[row : row + chunk.num_logit_rows]
-            row += chunk.num_logit_rows
+            start, row = row, row + chunk.num_logit_rows
             try:
                 if chunk.logits == "all":
-                    generation.score(chunk, rows)
+                    generation.score(chunk, logits[start:row])
                 if isinstance(outcome, GristmillError):
                     raise outcome
                 delta = generation.accept(chunk, outcome)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,13 +25,26 @@ _COMMON_GROUPS = (16, 32, 64, 96, 128, 192, 256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class ActivationScheme:
-    """How a layer's input is quantized: an executor honours it or refuses it by name."""
+    """How a layer's input is quantized: an executor honours it or refuses it by name.
+
+    `granularity` says what shares a scale: the whole tensor, one token's
+    features, or (`group`) as many of them as share a scale in the weight.
+    Dynamic scales are computed from the values, static ones are stored.
+    """
 
     type: Literal["int", "float"]
     bits: int
-    granularity: Literal["tensor", "token"]
+    granularity: Literal["tensor", "token", "group"]
     dynamic: bool
     symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dynamic == (self.granularity == "tensor"):
+            raise InputError(
+                "activation scheme",
+                found=f"{'dynamic' if self.dynamic else 'static'} scales per {self.granularity}",
+                expected="dynamic scales per token or group, or a static one per tensor",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +52,9 @@ class QuantScheme:
     """How one weight is stored.
 
     `group_size` is the number of input columns that share a scale; -1 is one
-    scale per output row. `scale_dtype` is the storage type of scales.
-    `activation` is None for weight-only schemes.
+    scale per output row. With `type` float, weights are float8 (E4M3) and a
+    group also spans `group_size` rows: a square block. `scale_dtype` is the
+    storage type of scales. `activation` is None for weight-only schemes.
     """
 
     bits: int
@@ -52,6 +67,9 @@ class QuantScheme:
     def __post_init__(self) -> None:
         if self.type == "int" and self.bits not in range(2, 9):
             raise InputError("quantization width", found=f"{self.bits} bits", expected="2 to 8")
+        if self.type == "float" and (self.bits != 8 or not self.symmetric):
+            found = f"{self.bits} bits{'' if self.symmetric else ' with zero points'}"
+            raise InputError("float weights", found=found, expected="8 bits without zero points")
         if self.group_size != -1 and self.group_size < 1:
             raise InputError(
                 "group size", found=self.group_size, expected="a positive number, or -1 for one group a row"
@@ -71,11 +89,16 @@ class QuantScheme:
 
     @property
     def name(self) -> str:
-        """The scheme in one word, such as `W4A16_ASYM_G64`."""
-        activation = f"A{self.activation.bits}" if self.activation else "A16"
-        symmetry = "" if self.symmetric else "_ASYM"
+        """The scheme in one word, such as `W4A16_ASYM_G64` or `FP8_DYNAMIC_CHANNEL`."""
+        activation = self.activation
+        inputs = "A16" if activation is None else f"A{activation.bits}"
+        timing = "" if activation is None else "_DYNAMIC" if activation.dynamic else "_STATIC"
+        if self.type == "float":
+            block = "_CHANNEL" if self.group_size == -1 else f"_B{self.group_size}"
+            return f"FP8{timing or inputs}{block}"
         group = "_CHANNEL" if self.group_size == -1 else f"_G{self.group_size}"
-        return f"W{self.bits}{activation}{symmetry}{group}"
+        symmetry = "" if self.symmetric else "_ASYM"
+        return f"W{self.bits}{inputs}{timing if self.is_static else ''}{symmetry}{group}"
 
     def num_groups(self, in_features: int) -> int:
         """Groups along K; raises InputError, naming the sizes that fit, if K does not divide."""
@@ -88,10 +111,20 @@ class QuantScheme:
             )
         return in_features // self.group_size
 
+    @property
+    def is_static(self) -> bool:
+        """Whether a scale of the layer's input is stored beside the weight."""
+        return self.activation is not None and not self.activation.dynamic
+
+    @property
+    def group_rows(self) -> int:
+        """Output rows that share a scale."""
+        return self.group_size if self.type == "float" and self.group_size != -1 else 1
+
     def bits_per_weight(self, in_features: int) -> float:
         """Stored bits a weight: code, scale and (asymmetric) zero point."""
         overhead = _SCALE_BITS[self.scale_dtype] + (0 if self.symmetric else self.bits)
-        return self.bits + overhead * self.num_groups(in_features) / in_features
+        return self.bits + overhead * self.num_groups(in_features) / in_features / self.group_rows
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form used in manifests and engine plans."""
@@ -120,14 +153,17 @@ class QuantScheme:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedTensor:
-    """A weight as unsigned integer codes with scales and zero points.
+    """A weight as 8-bit codes with scales and zero points.
 
-    `W[n, k] = (codes[n, k] - zero_points[n, g]) * scales[n, g]`, `g = group_index[k]`.
+    `W[n, k] = (codes[n, k] - zero_points[n, g]) * scales[n, g]`, `g = group_index[k]`;
+    for float schemes `W[n, k] = e4m3(codes[n, k]) * scales[n, g]`.
 
-    codes        uint8   [N, K], 0 .. 2^bits - 1
-    scales       float32 [N, G], each exactly representable in `scheme.scale_dtype`
+    codes        uint8   [N, K], 0 .. 2^bits - 1, or the bits of a float8
+    scales       float32 [N, G], each exactly representable in `scheme.scale_dtype`;
+                 rows that share a scale repeat it
     zero_points  uint8   [N, G], or None for a symmetric scheme (then 2^(bits-1))
     group_index  int32   [K], or None where group g holds columns g*size .. (g+1)*size - 1
+    input_scale  of a scheme with static activations, exact in `scheme.scale_dtype`
     """
 
     scheme: QuantScheme
@@ -135,6 +171,7 @@ class QuantizedTensor:
     scales: NDArray[np.float32]
     zero_points: NDArray[np.uint8] | None = None
     group_index: NDArray[np.int32] | None = field(default=None)
+    input_scale: float | None = None
 
     def __post_init__(self) -> None:
         rows, columns = self.codes.shape
@@ -150,6 +187,12 @@ class QuantizedTensor:
         if self.group_index is not None and self.group_index.shape != (columns,):
             raise InputError(
                 "quantized tensor: group index", found=self.group_index.shape, expected=(columns,)
+            )
+        if self.scheme.is_static != (self.input_scale is not None):
+            raise InputError("quantized tensor: an input scale is given for static activations only")
+        if self.input_scale is not None and not 0 < self.input_scale < math.inf:
+            raise InputError(
+                "quantized tensor: input scale", found=self.input_scale, expected="positive and finite"
             )
 
     @property
@@ -170,6 +213,9 @@ class QuantizedTensor:
     def dequantize(self) -> NDArray[np.float32]:
         """The weight that the codes mean, float32 [N, K]."""
         groups = self.column_groups
+        if self.scheme.type == "float":
+            values = self.codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+            return np.asarray(values * self.scales[:, groups], dtype=np.float32)
         zeros = np.float32(self.scheme.midpoint) if self.zero_points is None else self.zero_points[:, groups]
         shifted = self.codes.astype(np.float32) - zeros
         return np.asarray(shifted * self.scales[:, groups], dtype=np.float32)

@@ -67,14 +67,22 @@ def random_quantized(scheme: QuantScheme, rows: int, columns: int, seed: int = 0
     groups = (rows, scheme.num_groups(columns))
     scales = random.uniform(1e-3, 1, groups).astype(DTYPES[scheme.scale_dtype]).astype(np.float32)
     codes = random.integers(0, scheme.max_code + 1, (rows, columns), np.uint8)
+    if scheme.type == "float":
+        codes[(codes & 0x7F) == 0x7F] = 0  # not a number
     zeros = None if scheme.symmetric else random.integers(0, scheme.max_code + 1, groups, np.uint8)
     return QuantizedTensor(scheme, codes, scales, zeros)
 
 
 def round_to_nearest(weight: NDArray[Any], scheme: QuantScheme) -> QuantizedTensor:
-    """The plainest quantizer: the range of each group, cut into equal steps."""
+    """The plainest quantizer: the range of each group, cut into equal steps; float8 rounds by itself.
+
+    A static input scale is 2^-5.
+    """
     weight = weight.astype(np.float32)
     rows, columns = weight.shape
+    input_scale = 2.0**-5 if scheme.is_static else None
+    if scheme.type == "float":
+        return QuantizedTensor(scheme, *_round_to_float8(weight, scheme), input_scale=input_scale)
     groups = weight.reshape(rows, scheme.num_groups(columns), -1)
     if scheme.symmetric:
         steps = np.abs(groups).max(axis=2) / (scheme.max_code / 2)
@@ -91,7 +99,22 @@ def round_to_nearest(weight: NDArray[Any], scheme: QuantScheme) -> QuantizedTens
         codes.reshape(rows, columns).astype(np.uint8),
         scales,
         None if scheme.symmetric else zeros.astype(np.uint8),
+        input_scale=input_scale,
     )
+
+
+def _round_to_float8(
+    weight: NDArray[np.float32], scheme: QuantScheme
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Codes, and the scale of each block of rows and columns, repeated for every row."""
+    rows, columns = weight.shape
+    groups, size = scheme.num_groups(columns), scheme.group_rows
+    largest = np.abs(weight).reshape(rows, groups, -1).max(axis=2)
+    blocks = np.stack([largest[row : row + size].max(axis=0) for row in range(0, rows, size)])
+    scales = np.maximum(blocks / 448, 1e-6).astype(DTYPES[scheme.scale_dtype]).astype(np.float32)
+    scales = np.repeat(scales, size, axis=0)[:rows]
+    steps = weight / np.repeat(scales, columns // groups, axis=1)
+    return np.clip(steps, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8), scales
 
 
 def quantize_source(source: HfFolder, scheme_of: SchemeOf) -> dict[str, QuantizedTensor]:

@@ -20,6 +20,7 @@ from gristmill.pipeline.validate.metrics import (
 )
 from gristmill.pipeline.validate.overlap import shared_text
 from gristmill.pipeline.validate.result import DataResult, ValidationResult
+from gristmill.pipeline.validate.worst import worst_passages
 from gristmill.recipes import Gate
 
 __all__ = ["compare_engines", "compare_models"]
@@ -98,4 +99,4 @@ def _result(
     )
     metrics = summarize(concatenate(positions))
     overlap = sum(row.overlap * row.metrics.positions for row in rows) / metrics.positions
-    return ValidationResult(metrics, overlap, rows)
+    return ValidationResult(metrics, overlap, rows, worst=worst_passages(data, positions))

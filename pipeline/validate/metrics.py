@@ -29,13 +29,20 @@ class PositionMetrics:
 
     base_loss, loss  float64, -ln p(next token) of the original and the quantized model; NaN without one
     kl               float64, KL(original || quantized) over the vocabulary, in nats
-    agrees           bool, whether both find the same token most likely
+    base_top, top    int64, the token that the original and the quantized model find most likely
     """
 
     base_loss: NDArray[np.float64]
     loss: NDArray[np.float64]
     kl: NDArray[np.float64]
-    agrees: NDArray[np.bool_]
+    base_top: NDArray[np.int64]
+    top: NDArray[np.int64]
+
+    @property
+    def agrees(self) -> NDArray[np.bool_]:
+        """Whether both find the same token most likely."""
+        same: NDArray[np.bool_] = self.base_top == self.top
+        return same
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,8 @@ def compare_rows(
                 base_loss=_losses(log_p, targets[rows]),
                 loss=_losses(log_q, targets[rows]),
                 kl=kl.numpy(),
-                agrees=base[rows].argmax(-1) == candidate[rows].argmax(-1),
+                base_top=base[rows].argmax(-1),
+                top=candidate[rows].argmax(-1),
             )
         )
     return concatenate(parts)
@@ -100,7 +108,8 @@ def concatenate(parts: Sequence[PositionMetrics]) -> PositionMetrics:
         np.concatenate([part.base_loss for part in parts]),
         np.concatenate([part.loss for part in parts]),
         np.concatenate([part.kl for part in parts]),
-        np.concatenate([part.agrees for part in parts]),
+        np.concatenate([part.base_top for part in parts]),
+        np.concatenate([part.top for part in parts]),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -36,11 +36,17 @@ class OriginalLogits:
     """
 
     def __init__(
-        self, plan: ModelPlan, source: ModelSource, compute: Literal["bfloat16", "float32"] = "bfloat16"
+        self,
+        plan: ModelPlan,
+        source: ModelSource,
+        compute: Literal["bfloat16", "float32"] = "bfloat16",
+        observe: Callable[[int, torch.Tensor], None] = lambda layer, states: None,
     ) -> None:
+        """`observe` is shown the hidden states [B, T, hidden] behind each layer, batch by batch."""
         self._plan = plan
         self._source = source
         self._dtype: torch.dtype = getattr(torch, compute)
+        self._observe = observe
 
     def logits(self, sequences: Sequences, rows: int) -> Iterator[NDArray[np.float32]]:
         """See `LogitsSource`. Raises ModelError for a tensor that is missing, misshapen or not finite."""
@@ -68,6 +74,7 @@ class OriginalLogits:
             positions = torch.arange(states.shape[1])
             tables = None if rope is None else rotary_tables(rope, positions, self._dtype)
             output.append(decoder_block(layer, weights, states, tables, causal_attention))
+            self._observe(layer.index, output[-1])
         return output
 
     @torch.inference_mode()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gristmill.pipeline.validate.gates import GateResult
 from gristmill.pipeline.validate.metrics import Metrics
+from gristmill.pipeline.validate.worst import Passage
 
 __all__ = ["DataResult", "ValidationResult"]
 
@@ -34,12 +35,13 @@ class DataResult:
 
 @dataclass(frozen=True, slots=True)
 class ValidationResult:
-    """All data sets together, each by itself, and the gates."""
+    """All data sets together, each by itself, the gates, and where the two models part most."""
 
     metrics: Metrics
     overlap: float
     data: tuple[DataResult, ...]
     gates: tuple[GateResult, ...] = ()
+    worst: tuple[Passage, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -63,6 +65,7 @@ class ValidationResult:
                 }
                 for result in self.gates
             ],
+            "worst": [asdict(passage) for passage in self.worst],
         }
 
 

@@ -30,7 +30,7 @@ class Chunk:
     @property
     def num_logit_rows(self) -> int:
         """Rows of logits that it asks for."""
-        return {"none": 0, "last": 1, "all": self.length}[self.logits]
+        return self.length if self.logits == "all" else int(self.logits == "last")
 
 
 @dataclass(frozen=True, slots=True)

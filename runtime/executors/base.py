@@ -47,7 +47,7 @@ class SequenceStep:
     @property
     def num_logit_rows(self) -> int:
         """Rows that this entry contributes to the step's logits."""
-        return {"none": 0, "last": 1, "all": len(self.token_ids)}[self.logits]
+        return len(self.token_ids) if self.logits == "all" else int(self.logits == "last")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@
 
 The format speaks of signed values and packs them with 2^(bits-1) added: that is
 our unsigned code. Widths other than 2, 4 and 8 are the dense bit stream that
-compressed-tensors writes since June 2026.
+compressed-tensors writes since June 2026. Weights of layers whose input is
+quantized too, and float8 weights, are in the formats of `naive_quantized.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ import numpy as np
 from gristmill.runtime.errors import ModelError, UnsupportedError
 from gristmill.runtime.formats.base import Load, load_pieces, num_groups, stored_scales
 from gristmill.runtime.formats.compressed_tensors_config import parse_config, quantization_config
+from gristmill.runtime.formats.naive_quantized import (
+    decode_bytes,
+    encode_bytes,
+    format_name,
+    layout_bytes,
+)
 from gristmill.runtime.packing import pack_rows, packed_words, unpack_rows
 from gristmill.runtime.safetensors_writer import TensorSpec
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme, ScaleDtype
@@ -50,6 +57,8 @@ _SCALE_DTYPES: Mapping[ScaleDtype, np.dtype[Any]] = {
 
 def layout(name: str, scheme: QuantScheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
     """The tensors that a weight [N, K] is stored as."""
+    if not _is_packed(scheme):
+        return layout_bytes(name, scheme, shape, _SCALE_DTYPES[scheme.scale_dtype])
     rows, columns = shape
     groups = num_groups(name, scheme, columns)
     specs = {
@@ -63,8 +72,10 @@ def layout(name: str, scheme: QuantScheme, shape: tuple[int, int]) -> dict[str, 
 
 
 def encode(name: str, tensor: QuantizedTensor) -> dict[str, Tensor]:
-    """The stored tensors. Raises UnsupportedError for a group index, activation schemes and float codes."""
+    """The stored tensors. Raises UnsupportedError for a group index, and for schemes that no format holds."""
     scheme = tensor.scheme
+    if not _is_packed(scheme):
+        return encode_bytes(name, tensor, _SCALE_DTYPES[scheme.scale_dtype])
     _check_storable(name, tensor)
     tensors: dict[str, Tensor] = {
         f"{name}.weight_packed": pack_rows(tensor.codes, scheme.bits),
@@ -79,6 +90,8 @@ def encode(name: str, tensor: QuantizedTensor) -> dict[str, Tensor]:
 
 def decode(name: str, load: Load, scheme: QuantScheme) -> QuantizedTensor:
     """Inverse of `encode`. Raises ModelError if the stored tensors do not fit together."""
+    if not _is_packed(scheme):
+        return decode_bytes(name, load, scheme, _SCALE_DTYPES[scheme.scale_dtype])
     stored_shape = load(f"{name}.weight_shape")
     if stored_shape.shape != (2,):
         raise ModelError(f"tensor {name}.weight_shape", found=stored_shape.shape, expected="(2,)")
@@ -101,12 +114,11 @@ def stored_scheme(name: str, scheme: QuantScheme, dtype_of: Callable[[str], np.d
     raise UnsupportedError(f"type of {name}.weight_scale", found=found, expected=", ".join(_SCALE_DTYPES))
 
 
+def _is_packed(scheme: QuantScheme) -> bool:
+    return format_name(scheme) == "pack-quantized"
+
+
 def _check_storable(name: str, tensor: QuantizedTensor) -> None:
-    scheme = tensor.scheme
-    if scheme.type != "int" or scheme.activation is not None:
-        raise UnsupportedError(
-            f"{name} in the format pack-quantized", found=scheme.name, expected="integer weights only"
-        )
     if tensor.group_index is not None:
         raise UnsupportedError(
             f"{name} in the format pack-quantized",

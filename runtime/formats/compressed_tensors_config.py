@@ -1,4 +1,4 @@
-"""The `quantization_config` of compressed-tensors, written and read for weight-only `pack-quantized`."""
+"""The `quantization_config` of compressed-tensors, written and read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from typing import Any
 
 from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.formats.base import refuse_keys
-from gristmill.runtime.scheme import QuantScheme, ScaleDtype
+from gristmill.runtime.formats.compressed_tensors_args import (
+    WHERE,
+    activations_block,
+    expect,
+    parse_scheme,
+    weights_block,
+)
+from gristmill.runtime.formats.naive_quantized import format_name
+from gristmill.runtime.scheme import QuantScheme
 
 __all__ = ["parse_config", "quantization_config"]
 
-_FORMAT = "pack-quantized"
-_WHERE = "quantization_config of compressed-tensors"
+_MIXED = "mixed-precision"
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _BLOCK_KEYS = (
     "config_groups",
     "format",
@@ -27,26 +35,6 @@ _BLOCK_KEYS = (
     "version",
 )
 _GROUP_KEYS = ("format", "input_activations", "output_activations", "targets", "weights")
-_WEIGHT_KEYS = (
-    "actorder",
-    "block_structure",
-    "dynamic",
-    "group_size",
-    "num_bits",
-    "observer",
-    "observer_kwargs",
-    "scale_dtype",
-    "strategy",
-    "symmetric",
-    "type",
-    "zp_dtype",
-)
-_SCALE_DTYPES: Mapping[str | None, ScaleDtype] = {
-    None: "bfloat16",
-    "torch.bfloat16": "bfloat16",
-    "torch.float16": "float16",
-    "torch.float32": "float32",
-}
 _LINEAR_CLASS = "Linear"
 
 
@@ -57,28 +45,27 @@ def quantization_config(schemes: Mapping[str, QuantScheme], skipped: Sequence[st
     their layers: engines that fuse q, k and v match a class before the parts of
     a fused layer, so a class target beside named ones would be misread.
     """
-    groups: list[tuple[dict[str, Any], list[str]]] = []
+    groups: list[tuple[QuantScheme, dict[str, Any], list[str]]] = []
     for name, scheme in schemes.items():
-        weights = _weights_block(scheme)
-        targets = next((targets for block, targets in groups if block == weights), None)
+        blocks = _blocks(scheme)
+        targets = next((targets for _, known, targets in groups if known == blocks), None)
         if targets is None:
-            groups.append((weights, [name]))
+            groups.append((scheme, blocks, [name]))
         else:
             targets.append(name)
-    if len(groups) == 1:
-        groups = [(groups[0][0], [_LINEAR_CLASS])]
+    formats = [format_name(scheme) for scheme, _, _ in groups]
+    mixed = len(set(formats)) > 1  # readers of old know no format of a group
     return {
         "quant_method": "compressed-tensors",
-        "format": _FORMAT,
+        "format": _MIXED if mixed else formats[0],
         "quantization_status": "compressed",
         "config_groups": {
             f"group_{index}": {
-                "targets": targets,
-                "weights": weights,
-                "input_activations": None,
-                "output_activations": None,
+                "targets": targets if len(groups) > 1 else [_LINEAR_CLASS],
+                **blocks,
+                **({"format": formats[index]} if mixed else {}),
             }
-            for index, (weights, targets) in enumerate(groups)
+            for index, (_, blocks, targets) in enumerate(groups)
         },
         "ignore": list(skipped),
         "kv_cache_scheme": None,
@@ -86,16 +73,11 @@ def quantization_config(schemes: Mapping[str, QuantScheme], skipped: Sequence[st
     }
 
 
-def _weights_block(scheme: QuantScheme) -> dict[str, Any]:
-    channel = scheme.group_size == -1
+def _blocks(scheme: QuantScheme) -> dict[str, Any]:
     return {
-        "num_bits": scheme.bits,
-        "type": scheme.type,
-        "symmetric": scheme.symmetric,
-        "strategy": "channel" if channel else "group",
-        "group_size": None if channel else scheme.group_size,
-        "dynamic": False,
-        "actorder": None,
+        "weights": weights_block(scheme),
+        "input_activations": activations_block(scheme),
+        "output_activations": None,
     }
 
 
@@ -105,21 +87,21 @@ def parse_config(config: Mapping[str, Any], linear_names: Sequence[str]) -> dict
     The scale dtype is the block's `scale_dtype`, else bfloat16; only the stored
     scales know better. Raises UnsupportedError naming whatever is not read.
     """
-    refuse_keys(_WHERE, config, _BLOCK_KEYS)
+    refuse_keys(WHERE, config, _BLOCK_KEYS)
     for key in ("kv_cache_scheme", "transform_config"):
-        _expect(key, config.get(key) or None, None)
+        expect(key, config.get(key) or None, None)
     sparsity = config.get("sparsity_config") or {}
-    _expect(
+    expect(
         "sparsity_config",
         sparsity.get("format") if isinstance(sparsity, Mapping) else sparsity,
         None,
         "dense",
     )
-    _expect("quantization_status", config.get("quantization_status", "compressed"), "compressed")
-    _expect("format", config.get("format"), _FORMAT, "mixed-precision")
+    expect("quantization_status", config.get("quantization_status", "compressed"), "compressed")
+    expect("format", config.get("format"), *_FORMATS, _MIXED)
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise UnsupportedError(f"{_WHERE}: config_groups", found=groups, expected="at least one group")
+        raise UnsupportedError(f"{WHERE}: config_groups", found=groups, expected="at least one group")
     schemes: dict[str, QuantScheme] = {}
     for group_name, group in groups.items():
         targets, scheme = _parse_group(group_name, group, config["format"])
@@ -132,67 +114,21 @@ def parse_config(config: Mapping[str, Any], linear_names: Sequence[str]) -> dict
 def _parse_group(name: str, group: Any, block_format: str) -> tuple[list[str], QuantScheme]:
     if not isinstance(group, Mapping):
         raise UnsupportedError(
-            f"{_WHERE}: group {name}", found=group, expected="targets and weights spelled out"
+            f"{WHERE}: group {name}", found=group, expected="targets and weights spelled out"
         )
-    refuse_keys(f"{_WHERE}, group {name}", group, _GROUP_KEYS)
-    _expect(f"{name}.format", group.get("format") or block_format, _FORMAT)
-    for key in ("input_activations", "output_activations"):
-        if group.get(key) is not None:
-            raise UnsupportedError(
-                f"{_WHERE}: quantized activations ({name}.{key})", found=group[key], expected="weights only"
-            )
-    weights = group.get("weights")
-    if not isinstance(weights, Mapping):
-        raise UnsupportedError(f"{_WHERE}: {name}.weights", found=repr(weights), expected="a scheme")
-    return _names(f"{name}.targets", group.get("targets")), _parse_weights(f"{name}.weights", weights)
-
-
-def _parse_weights(where: str, weights: Mapping[str, Any]) -> QuantScheme:
-    refuse_keys(f"{_WHERE}, {where}", weights, _WEIGHT_KEYS)
-    _expect(f"{where}.type", weights.get("type", "int"), "int")
-    _expect(f"{where}.num_bits", weights.get("num_bits", 8), *range(2, 9))
-    _expect(f"{where}.dynamic", weights.get("dynamic", False), False)
-    _expect(f"{where}.symmetric", weights.get("symmetric", True), True, False)
-    _expect(f"{where}.block_structure", weights.get("block_structure"), None)
-    # Activation order by static groups leaves no trace in the file; "group" would need a group index.
-    _expect(f"{where}.actorder", weights.get("actorder"), None, False, "weight", "static")
-    _expect(f"{where}.scale_dtype", weights.get("scale_dtype"), *_SCALE_DTYPES)
-    return QuantScheme(
-        bits=weights.get("num_bits", 8),
-        group_size=_group_size(where, weights),
-        symmetric=weights.get("symmetric", True),
-        scale_dtype=_SCALE_DTYPES[weights.get("scale_dtype")],
-    )
-
-
-def _group_size(where: str, weights: Mapping[str, Any]) -> int:
-    size = weights.get("group_size")
-    implied = "tensor" if size is None else "channel" if size == -1 else "group"
-    strategy = weights.get("strategy") or implied
-    _expect(f"{where}.strategy", strategy, "group", "channel")
-    if strategy == "channel":
-        _expect(f"{where}.group_size", size, None, -1)
-        return -1
-    if type(size) is not int or size < 1:
-        raise UnsupportedError(
-            f"{_WHERE}: {where}.group_size", found=repr(size), expected="a positive number"
-        )
-    return size
-
-
-def _expect(where: str, found: Any, *allowed: Any) -> None:
-    # bool is an int in Python, so that 1 == True: compare types too.
-    if not any(found == value and type(found) is type(value) for value in allowed):
-        raise UnsupportedError(
-            f"{_WHERE}: {where}",
-            found=repr(found),
-            expected=" or ".join(map(repr, allowed)) + " in this version",
-        )
+    refuse_keys(f"{WHERE}, group {name}", group, _GROUP_KEYS)
+    stored = group.get("format") or block_format
+    expect(f"{name}.format", stored, *_FORMATS)
+    expect(f"{name}.output_activations", group.get("output_activations"), None)
+    scheme = parse_scheme(name, group.get("weights"), group.get("input_activations"))
+    is_float8 = scheme.type == "float" and scheme.activation is None
+    expect(f"{name}.format", stored, format_name(scheme), *(("float-quantized",) if is_float8 else ()))
+    return _names(f"{name}.targets", group.get("targets")), scheme
 
 
 def _names(where: str, found: Any) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise UnsupportedError(f"{_WHERE}: {where}", found=found, expected="a list of names")
+        raise UnsupportedError(f"{WHERE}: {where}", found=found, expected="a list of names")
     return found
 
 
@@ -216,4 +152,4 @@ def _matches_pattern(name: str, target: str) -> bool:
     try:
         return re.match(target.removeprefix("re:"), name) is not None
     except re.error as error:
-        raise UnsupportedError(f"{_WHERE}: pattern {target!r}", found=error) from error
+        raise UnsupportedError(f"{WHERE}: pattern {target!r}", found=error) from error

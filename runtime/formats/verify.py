@@ -11,7 +11,7 @@ from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint
 from gristmill.runtime.errors import IntegrityError, ModelError
 from gristmill.runtime.model_plan import LinearPlan
 from gristmill.runtime.safetensors_writer import TensorSpec
-from gristmill.runtime.scheme import QuantizedTensor
+from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
 
 __all__ = ["verify_checkpoint"]
@@ -56,13 +56,22 @@ def _compare_quantized(checkpoint: Checkpoint, linear: LinearPlan, expected: Qua
     found = checkpoint.weight(linear)
     assert isinstance(found, QuantizedTensor)
     name, folder = linear.name, checkpoint.folder
-    if (found.scheme.bits, found.scheme.group_size) != (expected.scheme.bits, expected.scheme.group_size):
+    if _meaning(found.scheme) != _meaning(expected.scheme):
         raise IntegrityError(
             f"scheme of {name} in {folder}", found=found.scheme.name, expected=expected.scheme.name
         )
     _compare(folder, f"{name} (codes)", found.codes, expected.codes)
     _compare(folder, f"{name} (scales)", found.scales, expected.scales)
     _compare(folder, f"{name} (zero points)", _zero_points(found), _zero_points(expected))
+    if found.input_scale != expected.input_scale:
+        raise IntegrityError(
+            f"input scale of {name} in {folder}", found=found.input_scale, expected=expected.input_scale
+        )
+
+
+def _meaning(scheme: QuantScheme) -> tuple[object, ...]:
+    """What a format may not change; zero points are compared as they are stored."""
+    return scheme.type, scheme.bits, scheme.group_size, scheme.activation
 
 
 def _zero_points(tensor: QuantizedTensor) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gristmill.runtime.async_engine import AnswerStream
 from gristmill.runtime.engine import EngineRequest
 from gristmill.runtime.errors import RequestError
-from gristmill.runtime.outputs import OutputCollector, OutputDelta, PromptProgress, RequestOutput
+from gristmill.runtime.outputs import OutputCollector, PromptProgress, RequestOutput
 from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.server.caller import Caller
 from gristmill.runtime.server.models import ServedModel, new_id
@@ -33,23 +33,9 @@ class Submission:
     begun: float
     prefix_report: Awaitable[PrefixReport | None] | None
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, OutputDelta], None]:
-        """The answers' pieces, each with its prompt's index; raises the error of the first that fails."""
-        async for index, delta in self.stream:
-            if delta.error is not None:
-                raise delta.error
-            self.usage.add(index, delta)
-            yield index, delta
-
     async def debug_headers(self) -> dict[str, str]:
         """What the caller asked to be told of its first prompt, once that has begun to run."""
         return {} if self.prefix_report is None else prefix_headers(await self.prefix_report)
-
-    def chunk_head(self, request: CompletionRequest | ChatRequest) -> dict[str, Any]:
-        """What the next chunk of a stream begins with."""
-        if not request.include_usage:
-            return self.head
-        return self.head | {"usage": self.usage.to_dict() if request.continuous_usage else None}
 
     def progress(self, progress: PromptProgress) -> dict[str, int]:
         """How far a prompt is read, as llama-server tells it; milliseconds count from when it was queued."""
@@ -123,6 +109,8 @@ async def collect(submission: Submission) -> list[RequestOutput]:
         )
         for request in submission.requests
     ]
-    async for index, delta in submission.deltas():
-        collectors[index].add(delta)
+    async for deltas in submission.stream:
+        for index, delta in deltas:
+            submission.usage.add(index, delta)
+            collectors[index].add(delta)
     return [collector.result() for collector in collectors]

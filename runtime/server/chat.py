@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -14,6 +14,7 @@ from gristmill.runtime.sampling.logprobs import TokenLogprobs
 from gristmill.runtime.sampling.params import MAX_LOGPROBS
 from gristmill.runtime.server.answers import Submission, check_stream, collect, prepare, submit
 from gristmill.runtime.server.caller import Caller
+from gristmill.runtime.server.chunks import ChunksOf, stream_events
 from gristmill.runtime.server.events import EventStream, unless_client_leaves
 from gristmill.runtime.server.fields import unsupported_chat
 from gristmill.runtime.server.models import ServedModel, find_model
@@ -36,8 +37,8 @@ async def chat(
     prepared = await model.prompts.run(lambda: _prepare(model, request, caller))
     if request.stream:
         submission = submit(model, "chatcmpl", "chat.completion.chunk", [prepared], request, caller)
-        chunks = _chunks(model.tokenizer, request, submission)
-        return EventStream(chunks, submission.stream.abort, ping_seconds, submission.debug_headers)
+        events = stream_events(submission, request, _chunks_of(model.tokenizer, request, submission))
+        return EventStream(events, submission.stream.abort, ping_seconds, submission.debug_headers)
     submission = submit(model, "chatcmpl", "chat.completion", [prepared], request, caller)
     try:
         (result,) = await unless_client_leaves(collect(submission), caller.receive)
@@ -122,26 +123,21 @@ def _shown_logprobs(
     return chat_logprobs(tokenizer, entries, as_ids=request.return_tokens_as_token_ids)
 
 
-async def _chunks(
-    tokenizer: Tokenizer, request: ChatRequest, submission: Submission
-) -> AsyncGenerator[dict[str, Any], None]:
+def _chunks_of(tokenizer: Tokenizer, request: ChatRequest, submission: Submission) -> ChunksOf:
     begun: set[int] = set()
-    async for _, delta in submission.deltas():
+
+    def chunks_of(_: int, delta: OutputDelta) -> list[dict[str, Any]]:
+        chunks: list[dict[str, Any]] = []
         if request.return_progress and delta.progress is not None:
             nothing = {"index": delta.index, "delta": {}, "logprobs": None, "finish_reason": None}
-            progress = submission.progress(delta.progress)
-            yield {**submission.chunk_head(request), "choices": [nothing], "prompt_progress": progress}
-        if not (delta.text or delta.token_ids or delta.finish_reason):
-            continue
-        for choice in _delta_choices(tokenizer, request, delta, first=delta.index not in begun):
-            yield {
-                **submission.chunk_head(request),
-                "choices": [choice],
-                **_prompt_ids(request, submission, begun),
-            }
-            begun.add(delta.index)
-    if request.include_usage:
-        yield {**submission.head, "choices": [], "usage": submission.usage.to_dict()}
+            chunks.append({"choices": [nothing], "prompt_progress": submission.progress(delta.progress)})
+        if delta.text or delta.token_ids or delta.finish_reason:
+            for choice in _delta_choices(tokenizer, request, delta, first=delta.index not in begun):
+                chunks.append({"choices": [choice], **_prompt_ids(request, submission, begun)})
+                begun.add(delta.index)
+        return chunks
+
+    return chunks_of
 
 
 def _prompt_ids(request: ChatRequest, submission: Submission, begun: set[int]) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
 from gristmill.runtime.engine import EngineRequest
 from gristmill.runtime.errors import RequestError
-from gristmill.runtime.outputs import CompletionOutput, RequestOutput
+from gristmill.runtime.outputs import CompletionOutput, OutputDelta, RequestOutput
 from gristmill.runtime.server.answers import Submission, check_stream, collect, prepare, submit
 from gristmill.runtime.server.caller import Caller
+from gristmill.runtime.server.chunks import ChunksOf, stream_events
 from gristmill.runtime.server.completion_choice import CompletionChoice
 from gristmill.runtime.server.events import EventStream, unless_client_leaves
 from gristmill.runtime.server.fields import UNSUPPORTED_COMPLETION
@@ -36,8 +37,8 @@ async def complete(
     requests = await model.prompts.run(lambda: _prepare(model, request, caller))
     submission = submit(model, "cmpl", "text_completion", requests, request, caller)
     if request.stream:
-        chunks = _chunks(model.tokenizer, request, submission)
-        return EventStream(chunks, submission.stream.abort, ping_seconds, submission.debug_headers)
+        events = stream_events(submission, request, _chunks_of(model.tokenizer, request, submission))
+        return EventStream(events, submission.stream.abort, ping_seconds, submission.debug_headers)
     try:
         results = await unless_client_leaves(collect(submission), caller.receive)
     finally:
@@ -120,19 +121,21 @@ def _mean_logprob(output: CompletionOutput) -> float:
     return sum(entry.logprob for entry in entries) / max(1, len(entries))
 
 
-async def _chunks(
-    tokenizer: Tokenizer, request: CompletionRequest, submission: Submission
-) -> AsyncGenerator[dict[str, Any], None]:
+def _chunks_of(tokenizer: Tokenizer, request: CompletionRequest, submission: Submission) -> ChunksOf:
     choices = [
         CompletionChoice(tokenizer, request, prompt, index)
         for index, prompt in enumerate(prompt for prompt in submission.requests for _ in range(request.n))
     ]
-    async for prompt_index, delta in submission.deltas():
+
+    def chunks_of(prompt_index: int, delta: OutputDelta) -> list[dict[str, Any]]:
         choice = choices[prompt_index * request.n + delta.index]
+        chunks: list[dict[str, Any]] = []
         if request.return_progress and delta.progress is not None:
-            progress = submission.progress(delta.progress)
-            yield {**submission.chunk_head(request), "choices": [choice.empty()], "prompt_progress": progress}
+            chunks.append(
+                {"choices": [choice.empty()], "prompt_progress": submission.progress(delta.progress)}
+            )
         if (piece := choice.piece(delta)) is not None:
-            yield {**submission.chunk_head(request), "choices": [piece]}
-    if request.include_usage:
-        yield {**submission.head, "choices": [], "usage": submission.usage.to_dict()}
+            chunks.append({"choices": [piece]})
+        return chunks
+
+    return chunks_of

@@ -35,6 +35,7 @@ _STATUS_BY_CODE: Mapping[str, int] = MappingProxyType(
         "request_timeout": 408,
         "busy": 409,
         "request_too_large": 413,
+        "unsupported_encoding": 415,
         "queue_full": 429,
         "tenant_limit": 429,
         "loading": 503,

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gristmill.runtime.errors import RequestError
+from gristmill.runtime.server.field_faults import json_text
 
 __all__ = [
     "NO_EFFECT",
@@ -115,7 +116,7 @@ def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
         f"{name} is not supported",
         field=name,
         code="unsupported_parameter",
-        found=f"{value!r:.80}",
+        found=json_text(value),
         hint=f"leave {name} out",
     )
 

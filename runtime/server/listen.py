@@ -6,9 +6,9 @@ import socket
 
 from gristmill.runtime.errors import InputError, ListenError
 
-__all__ = ["BACKLOG", "bind", "listen", "url_of"]
+__all__ = ["bind", "listen", "url_of"]
 
-BACKLOG = 2048
+_BACKLOG = 2048
 _MAX_PORT = 65535
 
 
@@ -34,7 +34,7 @@ def listen(listener: socket.socket) -> None:
     """Let clients connect. Raises ListenError if the address was taken in the meantime."""
     host, port = listener.getsockname()[:2]
     try:
-        listener.listen(BACKLOG)
+        listener.listen(_BACKLOG)
     except OSError as error:
         raise _cannot_listen(host, port, error) from error
 

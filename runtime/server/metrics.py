@@ -10,11 +10,13 @@ from prometheus_client.metrics_core import Metric
 
 from gristmill.runtime.engine_stats import EngineStats
 from gristmill.runtime.server.records import RequestRecord
+from gristmill.runtime.server.token_metrics import TokenMetrics
 
 __all__ = ["Metrics"]
 
 _PREFIX = "gristmill:"
-_LABELS = ["model_name"]
+_MODEL = "model_name"
+_LABELS = [_MODEL]
 _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 _REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
@@ -35,7 +37,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens accepted.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self.accepted = self._counter("request_accepted", "Answers that were queued.")
         self.request_success = self._counter(
             "request_success",
@@ -45,9 +46,10 @@ class Metrics:
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From the request to its first token.", _FIRST_TOKEN_BUCKETS
         )
-        self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens of an answer.", _TOKEN_BUCKETS
+        self.tokens = TokenMetrics(
+            f"{_PREFIX}generation_tokens", f"{_PREFIX}inter_token_latency_seconds", _MODEL, _TOKEN_BUCKETS
         )
+        self.registry.register(self.tokens)
         self.per_output_token = self._histogram(
             "request_time_per_output_token_seconds",
             "Mean time between two tokens of an ended answer.",

@@ -35,16 +35,14 @@ class ModelObserver:
     def __init__(self, metrics: Metrics, name: str) -> None:
         self._name = name
         self._answers: dict[tuple[str, int], _Answer] = {}
-        # Resolved once: a look-up by label for each token takes longer than the count. And a
-        # counter that is absent until its first event breaks rates and sums.
+        # Resolved now: a counter that is absent until its first event breaks rates and sums.
         self._accepted: Counter = metrics.accepted.labels(name)
         self._prompt_tokens: Counter = metrics.prompt_tokens.labels(name)
-        self._generation_tokens: Counter = metrics.generation_tokens.labels(name)
+        self._tokens = metrics.tokens.of(name)
         self._ended: Mapping[str, Counter] = {
             reason: metrics.request_success.labels(name, reason) for reason in _REASONS
         }
         self._first_token: Histogram = metrics.first_token.labels(name)
-        self._inter_token: Histogram = metrics.inter_token.labels(name)
         self._per_output_token: Histogram = metrics.per_output_token.labels(name)
         self._end_to_end: Histogram = metrics.end_to_end.labels(name)
         self._queue: Histogram = metrics.queue.labels(name)
@@ -94,7 +92,7 @@ class ModelObserver:
                 answer.record.cached_tokens += delta.progress.cached
 
     def _count_tokens(self, answer: _Answer, count: int, now: float) -> None:
-        self._generation_tokens.inc(count)
+        self._tokens.tokens += count
         answer.num_tokens += count
         if answer.record is not None:
             answer.record.completion_tokens += count
@@ -106,7 +104,7 @@ class ModelObserver:
             if answer.record is not None and answer.record.first_token is None:
                 answer.record.first_token = now
         else:
-            self._inter_token.observe(now - answer.last_token)
+            self._tokens.observe_gap(now - answer.last_token)
         answer.last_token = now
 
     def _end(self, answer: _Answer, delta: OutputDelta, reason: str, now: float) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from gristmill.runtime.errors import RequestError
+from gristmill.runtime.server.field_faults import field_fault, json_text
 from gristmill.runtime.server.fields import supported_fields
 
 __all__ = ["MAX_BODY_BYTES", "parse_request", "read_object"]
@@ -45,16 +47,17 @@ async def read_object(
     if optional and not body:
         return {}
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise RequestError(
             "the request body is not valid JSON",
             code="invalid_json",
-            found=str(error) or type(error).__name__,
+            found=_json_fault(body, error),
+            expected="a JSON object",
         ) from error
     if not isinstance(value, dict):
         raise RequestError(
-            "the request body is not a JSON object", code="invalid_json", found=type(value).__name__
+            "the request body is not a JSON object", code="invalid_json", found=json_text(value)
         )
     return value
 
@@ -67,10 +70,11 @@ def parse_request(
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _first_fault(error) from error
+        raise field_fault(kind, fields, error) from error
 
 
 async def _read_body(request: Request) -> bytes:
+    _check_encoding(request.headers.get("content-encoding", ""))
     _check_size(int(request.headers.get("content-length", 0)))
     body = bytearray()
     async for piece in request.stream():
@@ -92,12 +96,33 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _first_fault(error: ValidationError) -> RequestError:
-    fault = error.errors(include_url=False, include_context=False)[0]
-    path = [str(part) for part in fault["loc"]]
-    field = path[0] if path else None
-    if fault["type"] == "missing":
-        return RequestError(f"{field} is missing", field=field, code="missing_parameter")
-    return RequestError(
-        f"{'.'.join(path)} is invalid", field=field, found=f"{fault['input']!r:.80}", expected=fault["msg"]
-    )
+def _check_encoding(encoding: str) -> None:
+    if encoding.strip().lower() not in ("", "identity"):
+        raise RequestError(
+            "the request body is compressed",
+            code="unsupported_encoding",
+            found=f"Content-Encoding: {encoding:.40}",
+            expected="JSON as it is",
+        )
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, whose names must differ: else nobody knows which value was meant."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{twice!r:.80} stands there twice")
+    return value
+
+
+def _json_fault(body: bytes, error: ValueError | RecursionError) -> str:
+    """What keeps a body from being JSON, without the words of the library that found it."""
+    if not body.strip():
+        return "nothing"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start}, which is not {error.encoding.upper()}"
+    if isinstance(error, RecursionError):
+        return "too many lists or objects within each other"
+    if "int_max_str_digits" in str(error):
+        return "a number of thousands of digits"
+    return str(error)

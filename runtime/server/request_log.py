@@ -14,9 +14,14 @@ from gristmill.runtime.server.metrics import Metrics
 from gristmill.runtime.server.paths import is_control
 from gristmill.runtime.server.records import RequestRecord, current_record
 
-__all__ = ["RequestLog"]
+__all__ = ["SEND_BODY", "RequestLog"]
+
+SEND_BODY = "send_body"
+"""The server's own `send`, in a request's state: no layer looks at what follows the start of a response."""
 
 _logger = logging.getLogger("gristmill.requests")
+
+_MOST_SHOWN = 200  # characters of what a client calls for: a line of the log stays a line
 
 
 class RequestLog:
@@ -36,8 +41,11 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         request_id = request_id_of(Headers(scope=scope).get("x-request-id"))
-        scope.setdefault("state", {})["request_id"] = request_id
-        record = RequestRecord(request_id, scope["method"], scope["path"], time.monotonic())
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state[SEND_BODY] = send
+        method, path = scope["method"][:_MOST_SHOWN], scope["path"][:_MOST_SHOWN]
+        record = RequestRecord(request_id, method, path, time.monotonic())
         current_record.set(record)
 
         async def send_with_id(message: Message) -> None:

@@ -18,10 +18,11 @@ from gristmill.runtime.server.admin import admin_routes
 from gristmill.runtime.server.admission import Admission, OpenRequests
 from gristmill.runtime.server.app import build_forms, create_app
 from gristmill.runtime.server.auth import Authentication
+from gristmill.runtime.server.connections import accept_connections
 from gristmill.runtime.server.health import health_routes
 from gristmill.runtime.server.keys import Keyring
 from gristmill.runtime.server.lifecycle import Lifecycle
-from gristmill.runtime.server.listen import BACKLOG, listen
+from gristmill.runtime.server.listen import listen
 from gristmill.runtime.server.memory_watch import MemoryMarks, watch_memory
 from gristmill.runtime.server.metrics import Metrics
 from gristmill.runtime.server.models import LoadedModel, ServedModel
@@ -62,7 +63,9 @@ async def serve_models(
     service = _Service(settings, reload)
     listen(listener)
     server = _uvicorn_server(service.app())
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=[]))
+    accepting = asyncio.create_task(accept_connections(listener, server, settings.head_seconds))
+    accepting.add_done_callback(lambda _: setattr(server, "should_exit", True))
     full = None
     try:
         await _unless_ended(serving, service.load(load))
@@ -72,9 +75,13 @@ async def serve_models(
         full = await service.wait_for_end(serving, stop, marks)
         await service.drain()
     finally:
-        server.should_exit = True
+        accepting.cancel()
+        await asyncio.wait({accepting})
+        listener.close()
         await serving
         await service.close()
+    if not accepting.cancelled():
+        accepting.result()
     if full is not None:
         raise OutsideError(full, hint="the server has drained and may be started again")
 
@@ -189,7 +196,6 @@ def _uvicorn_server(app: ASGIApp) -> uvicorn.Server:
         lifespan="off",
         ws="none",
         server_header=False,
-        backlog=BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_CONNECTION_SECONDS,
     )

@@ -19,6 +19,7 @@ class ServerSettings:
     host, port           where to listen; port 0 takes a free one
     grace_seconds        what running requests get after a signal
     ping_seconds         the longest silence of a stream: a request that waits sends a comment
+    head_seconds         the headers of a request arrive within this, or its connection is closed
     stall_seconds        work that stands still for so long makes /health fail
     api_keys             who may ask; none for everyone
     admin_token          opens /admin; None closes it
@@ -34,6 +35,7 @@ class ServerSettings:
     port: int = 8000
     grace_seconds: float = 30.0
     ping_seconds: float = 10.0
+    head_seconds: float = 30.0
     stall_seconds: float = 30.0
     api_keys: tuple[ApiKey, ...] = ()
     admin_token: str | None = field(default=None, repr=False)
@@ -46,7 +48,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.grace_seconds < math.inf:
             raise InputError("grace_seconds is invalid", found=self.grace_seconds, expected="0 or more")
-        for name in ("ping_seconds", "stall_seconds"):
+        for name in ("ping_seconds", "head_seconds", "stall_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name} is invalid", found=getattr(self, name), expected="more than 0")
         for name in ("max_open_per_tenant", "memory_soft", "memory_restart"):

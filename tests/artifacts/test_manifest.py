@@ -45,18 +45,31 @@ activations = st.builds(
     ActivationScheme,
     st.sampled_from(["int", "float"]),
     st.integers(4, 8),
-    st.sampled_from(["tensor", "token"]),
-    st.booleans(),
+    st.sampled_from(["token", "group"]),
+    st.just(True),
     st.booleans(),
 )
+static_activations = st.builds(
+    ActivationScheme, st.sampled_from(["int", "float"]), st.just(8), st.just("tensor"), st.just(False)
+)
+group_sizes = st.sampled_from([-1, 32, 64, 128])
+scale_dtypes = st.sampled_from(["bfloat16", "float16", "float32"])
 schemes = st.builds(
     QuantScheme,
     st.integers(2, 8),
-    st.sampled_from([-1, 32, 64, 128]),
+    group_sizes,
     st.booleans(),
-    st.sampled_from(["int", "float"]),
-    st.sampled_from(["bfloat16", "float16", "float32"]),
-    st.none() | activations,
+    st.just("int"),
+    scale_dtypes,
+    st.none() | activations | static_activations,
+) | st.builds(
+    QuantScheme,
+    st.just(8),
+    group_sizes,
+    st.just(True),
+    st.just("float"),
+    scale_dtypes,
+    st.none() | activations | static_activations,
 )
 validations = st.builds(
     EngineValidation,

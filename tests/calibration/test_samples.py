@@ -14,6 +14,7 @@ from gristmill.calibration.samples import (
     LengthQuantiles,
     SourceSummary,
     TokenSamples,
+    length_octaves,
     length_quantiles,
     load_samples,
     samples_digest,
@@ -28,7 +29,7 @@ SAMPLES = TokenSamples(
     prompts=3,
     tokens=6,
     records=frozenset({"b", "a", "c"}),
-    sources=(SourceSummary("a.jsonl", "chat", 3, 6, 1.0, 1, LengthQuantiles(1, 2, 3, 3)),),
+    sources=(SourceSummary("a.jsonl", "chat", 3, 6, 1.0, 1, LengthQuantiles(1, 2, 3, 3), (1, 2)),),
     warnings=("a.jsonl holds little",),
 )
 
@@ -83,3 +84,7 @@ def test_the_digest_is_sha256_of_lengths_and_tokens_in_little_endian() -> None:
 
 def test_quantiles_are_lengths_that_occur() -> None:
     assert length_quantiles([5, 1, 9, 3]) == LengthQuantiles(minimum=1, median=3, p90=9, maximum=9)
+
+
+def test_octaves_count_lengths_by_powers_of_two() -> None:
+    assert length_octaves([1, 2, 3, 4, 7, 16]) == (1, 2, 2, 0, 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TypeAlias
 
 import ml_dtypes
@@ -17,13 +18,17 @@ import torch
 import torch.nn.functional as F
 
 from gristmill.runtime.errors import UnsupportedError
+from gristmill.runtime.executors.reference.activations import fake_quantize
 from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, LinearPlan, MlpPlan, NormPlan, RopePlan
+from gristmill.runtime.scheme import QuantScheme
 from gristmill.runtime.sources.base import Tensor
 
 __all__ = [
+    "UNQUANTIZED",
     "Attend",
     "Observe",
     "Rotary",
+    "Schemes",
     "Weights",
     "apply_rotary",
     "attend_masked",
@@ -39,7 +44,12 @@ __all__ = [
 ]
 
 Weights: TypeAlias = Mapping[str, torch.Tensor]
-"""Tensors by checkpoint name, in the compute dtype."""
+"""Tensors by checkpoint name, in the compute dtype; static input scales as `{linear}.input_scale` [1]."""
+
+Schemes: TypeAlias = Mapping[str, QuantScheme | None]
+"""By linear name; a scheme with an activation scheme quantizes what the linear reads."""
+
+UNQUANTIZED: Schemes = MappingProxyType({})
 
 Rotary: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each `[T, rotary_dim]`."""
@@ -116,8 +126,13 @@ def apply_rotary(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     return turned if kept.shape[-1] == 0 else torch.cat((turned, kept), dim=-1)
 
 
-def linear(plan: LinearPlan, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    """`x W^T + b`."""
+def linear(
+    plan: LinearPlan, weights: Weights, x: torch.Tensor, schemes: Schemes = UNQUANTIZED
+) -> torch.Tensor:
+    """`x W^T + b`, with x quantized where the linear's scheme says so."""
+    scheme = schemes.get(plan.name)
+    if scheme is not None and scheme.activation is not None:
+        x = fake_quantize(x, scheme, weights[f"{plan.name}.input_scale"] if scheme.is_static else None)
     return F.linear(x, weights[plan.weight], weights[f"{plan.name}.bias"] if plan.bias else None)
 
 
@@ -188,15 +203,16 @@ def decoder_block(
     rotary: Rotary | None,
     attend: Attend,
     observe: Observe | None = None,
+    schemes: Schemes = UNQUANTIZED,
 ) -> torch.Tensor:
     """One pre-norm block: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`; `[..., T, hidden]`.
 
     `rotary` holds the tables of the T positions (of no use to a layer without
-    rope). `observe` sees each of `layer.input_groups` in order; it must not
-    change the tensor it is handed.
+    rope). `observe` sees each of `layer.input_groups` in order, before any
+    quantization; it must not change the tensor it is handed.
     """
-    hidden = hidden + _attention(layer, weights, hidden, rotary, attend, observe)
-    return hidden + _mlp(layer, weights, hidden, observe)
+    hidden = hidden + _attention(layer, weights, hidden, rotary, attend, observe, schemes)
+    return hidden + _mlp(layer, weights, hidden, observe, schemes)
 
 
 def _attention(
@@ -206,14 +222,15 @@ def _attention(
     rotary: Rotary | None,
     attend: Attend,
     observe: Observe | None,
+    schemes: Schemes,
 ) -> torch.Tensor:
     plan = layer.attention
     x = _norm(layer.input_norm, weights, hidden)
     if observe is not None:
         observe((plan.q, plan.k, plan.v), x)
-    q = _heads(linear(plan.q, weights, x), plan.num_heads)
-    k = _heads(linear(plan.k, weights, x), plan.num_kv_heads)
-    v = _heads(linear(plan.v, weights, x), plan.num_kv_heads)
+    q = _heads(linear(plan.q, weights, x, schemes), plan.num_heads)
+    k = _heads(linear(plan.k, weights, x, schemes), plan.num_kv_heads)
+    v = _heads(linear(plan.v, weights, x, schemes), plan.num_kv_heads)
     q = q if plan.q_norm is None else _norm(plan.q_norm, weights, q)
     k = k if plan.k_norm is None else _norm(plan.k_norm, weights, k)
     if plan.rope is not None:
@@ -222,22 +239,25 @@ def _attention(
     mixed = attend(plan, q, k, v).flatten(-2)
     if observe is not None:
         observe((plan.o,), mixed)
-    return linear(plan.o, weights, mixed)
+    return linear(plan.o, weights, mixed, schemes)
 
 
 def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
     return x.view(*x.shape[:-1], count, -1)
 
 
-def _mlp(layer: LayerPlan, weights: Weights, hidden: torch.Tensor, observe: Observe | None) -> torch.Tensor:
+def _mlp(
+    layer: LayerPlan, weights: Weights, hidden: torch.Tensor, observe: Observe | None, schemes: Schemes
+) -> torch.Tensor:
     plan: MlpPlan = layer.mlp
     x = _norm(layer.mlp_norm, weights, hidden)
     if observe is not None:
         observe((plan.gate, plan.up), x)
-    gated = _ACTIVATIONS[plan.activation](linear(plan.gate, weights, x)) * linear(plan.up, weights, x)
+    gate = _ACTIVATIONS[plan.activation](linear(plan.gate, weights, x, schemes))
+    gated = gate * linear(plan.up, weights, x, schemes)
     if observe is not None:
         observe((plan.down,), gated)
-    return linear(plan.down, weights, gated)
+    return linear(plan.down, weights, gated, schemes)
 
 
 def _norm(plan: NormPlan, weights: Weights, x: torch.Tensor) -> torch.Tensor:

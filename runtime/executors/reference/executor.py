@@ -57,6 +57,7 @@ class ReferenceExecutor:
             kernels={"linear": "torch", "attention": "torch"},
         )
         self._weights = load_weights(checkpoint, self._dtype)
+        self._schemes = checkpoint.schemes
         self._layers = [
             _empty_cache(self._plan, index, cache, kv_dtype) for index in range(len(self._plan.layers))
         ]
@@ -104,7 +105,7 @@ class ReferenceExecutor:
             if rope is not None and rope not in rotary:
                 rotary[rope] = rotary_tables(rope, layout.positions, self._dtype)
             attend = partial(paged_attention, layout, cache)
-            hidden = decoder_block(layer, self._weights, hidden, rotary[rope], attend)
+            hidden = decoder_block(layer, self._weights, hidden, rotary[rope], attend, schemes=self._schemes)
         return hidden
 
     def _logits(self, hidden: torch.Tensor) -> NDArray[np.float32]:

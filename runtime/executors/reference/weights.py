@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
 
-from gristmill.runtime.errors import ModelError, UnsupportedError
+from gristmill.runtime.errors import ModelError
+from gristmill.runtime.executors.reference.activations import require_supported
 from gristmill.runtime.executors.reference.blocks import to_torch
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
-from gristmill.runtime.scheme import QuantizedTensor
+from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
 
 __all__ = ["WeightSource", "dequantize", "load_weights"]
@@ -23,6 +24,10 @@ class WeightSource(Protocol):
 
     @property
     def plan(self) -> ModelPlan: ...
+
+    @property
+    def schemes(self) -> Mapping[str, QuantScheme]:
+        """The schemes of quantized linears by name."""
 
     def weight(self, linear: LinearPlan) -> QuantizedTensor | Tensor:
         """A linear's weight [out, in]."""
@@ -42,6 +47,9 @@ def dequantize(quantized: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
     weight = torch.empty(quantized.shape, dtype=dtype)
     for first in range(0, codes.shape[0], _ROWS_AT_ONCE):
         rows = slice(first, first + _ROWS_AT_ONCE)
+        if quantized.scheme.type == "float":
+            weight[rows] = codes[rows].view(torch.float8_e4m3fn).float() * scales[rows][:, groups]
+            continue
         zero = quantized.scheme.midpoint if zeros is None else zeros[rows].float()[:, groups]
         weight[rows] = (codes[rows].float() - zero) * scales[rows][:, groups]
     return weight
@@ -50,16 +58,24 @@ def dequantize(quantized: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
 def load_weights(source: WeightSource, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Every tensor of `source.plan` by checkpoint name; a tied head is the embedding itself.
 
-    Raises ModelError for a tensor of another shape than the plan's, and
-    UnsupportedError for a linear whose input is to be quantized.
+    Static input scales come with them. Raises ModelError for a tensor of
+    another shape than the plan's, and UnsupportedError, naming the linear, for
+    an activation scheme that the executor does not have.
     """
     plan = source.plan
     weights: dict[str, torch.Tensor] = {}
     for name, shape in _dense_shapes(plan):
         weights[name] = _checked(name, to_torch(source.tensor(name)).to(dtype), shape)
     for linear in (*plan.linears, *([] if plan.head is None else [plan.head])):
-        weight = _linear_weight(source, linear, dtype)
-        weights[linear.weight] = _checked(linear.weight, weight, (linear.out_features, linear.in_features))
+        weight = source.weight(linear)
+        if isinstance(weight, QuantizedTensor):
+            require_supported(linear.name, weight.scheme, is_head=linear is plan.head)
+            if weight.input_scale is not None:
+                weights[f"{linear.name}.input_scale"] = torch.tensor([weight.input_scale])
+            dense = dequantize(weight, dtype)
+        else:
+            dense = to_torch(weight).to(dtype)
+        weights[linear.weight] = _checked(linear.weight, dense, (linear.out_features, linear.in_features))
     return weights
 
 
@@ -80,15 +96,3 @@ def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.T
     if tuple(tensor.shape) != shape:
         raise ModelError(f"tensor {name}: shape", found=tuple(tensor.shape), expected=shape)
     return tensor
-
-
-def _linear_weight(source: WeightSource, linear: LinearPlan, dtype: torch.dtype) -> torch.Tensor:
-    weight = source.weight(linear)
-    if not isinstance(weight, QuantizedTensor):
-        return to_torch(weight).to(dtype)
-    if weight.scheme.activation is not None:
-        raise UnsupportedError(
-            f"reference executor: {linear.name} has scheme {weight.scheme.name}, which quantizes its input",
-            expected="weight-only schemes",
-        )
-    return dequantize(weight, dtype)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gristmill.cli.output import human_bytes, print_json, print_table, say
+from gristmill.cli.output import print_json, print_table, say
 from gristmill.runtime.loadtest.compare import Change
+from gristmill.runtime.units import human_bytes
 
 __all__ = ["print_changes", "print_history", "print_runs"]
 

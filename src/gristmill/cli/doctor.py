@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gristmill.cli.options import JsonOption
-from gristmill.cli.output import human_bytes, print_fields, print_json
+from gristmill.cli.output import print_fields, print_json
 from gristmill.runtime.doctor import MachineReport, examine
 from gristmill.runtime.kernels.instruction_set import ISA_VARIABLE
+from gristmill.runtime.units import human_bytes
 
 __all__ = ["doctor"]
 

@@ -11,9 +11,10 @@ from gristmill.artifacts.engines import open_engine
 from gristmill.artifacts.inspect import damage, inspection, listing
 from gristmill.artifacts.verify import require_verified
 from gristmill.cli.options import JsonOption, StoreOption
-from gristmill.cli.output import human_bytes, print_fields, print_json, print_table, say
+from gristmill.cli.output import print_fields, print_json, print_table, say
 from gristmill.facade import default_store
 from gristmill.runtime.proof import prove_again
+from gristmill.runtime.units import human_bytes
 
 __all__ = ["inspect", "list_artifacts", "verify"]
 

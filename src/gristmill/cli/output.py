@@ -9,16 +9,7 @@ from typing import Any
 
 from gristmill.runtime.errors import GristmillError
 
-__all__ = ["human_bytes", "print_error", "print_fields", "print_json", "print_table", "say"]
-
-
-def human_bytes(size: float) -> str:
-    """A size in the largest unit that keeps it above one: `114.2 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+__all__ = ["print_error", "print_fields", "print_json", "print_table", "say"]
 
 
 def say(text: str) -> None:

@@ -60,7 +60,7 @@ def test_an_index_of_neighbouring_groups_changes_nothing(quantized: Quantized) -
 
 
 def test_float_codes_are_dequantized(quantized: Quantized) -> None:
-    fp8 = replace(quantized(QuantScheme(8, -1, symmetric=True), 8, 64), scheme=_fp8())
+    fp8 = quantized(_fp8(), 8, 64)
     part = linear_part("x", fp8, "bfloat16")
     assert part.form.kind == "bfloat16"
     expected = fp8.dequantize().astype(ml_dtypes.bfloat16)

@@ -50,3 +50,23 @@ def test_both_sources_yield_the_same_chunks(folder: Path) -> None:
     )
     for block_by_block, served in pairs:
         np.testing.assert_allclose(block_by_block, served, atol=1e-4)
+
+
+def test_the_observer_sees_what_leaves_every_layer(folder: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    seen: list[tuple[int, torch.Tensor]] = []
+    source = open_source(str(folder), folder)
+    watched = OriginalLogits(
+        plan_model(source.config),
+        source,
+        "float32",
+        observe=lambda layer, states: seen.append((layer, states)),
+    )
+    list(watched.logits(SEQUENCES[:1], rows=1000))
+    oracle = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        hidden = oracle(torch.tensor(SEQUENCES[:1]), output_hidden_states=True).hidden_states
+    assert [layer for layer, _ in seen] == [0, 1, 2]
+    for (_, states), expected in zip(seen[:-1], hidden[1:-1], strict=True):  # the last is behind the norm
+        torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)

@@ -24,11 +24,12 @@ ENDLESS = SamplingParams(max_tokens=200, ignore_eos=True)
 async def read(stream: AnswerStream) -> dict[tuple[int, int], tuple[str, FinishReason | None]]:
     """Text and finish reason by prompt and answer; raises the first error."""
     answers: dict[tuple[int, int], tuple[str, FinishReason | None]] = {}
-    async for prompt, delta in stream:
-        if delta.error is not None:
-            raise delta.error
-        text, _ = answers.get((prompt, delta.index), ("", None))
-        answers[prompt, delta.index] = (text + delta.text, delta.finish_reason)
+    async for deltas in stream:
+        for prompt, delta in deltas:
+            if delta.error is not None:
+                raise delta.error
+            text, _ = answers.get((prompt, delta.index), ("", None))
+            answers[prompt, delta.index] = (text + delta.text, delta.finish_reason)
     return answers
 
 
@@ -39,6 +40,19 @@ def test_prompts_submitted_together_come_in_one_stream(make_engine: MakeEngine) 
         answers = await read(engine.submit("r", requests))
         await engine.close()
         assert answers == {(0, 0): ("one", "stop"), (1, 0): ("two", "stop")}
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_gets_at_once_what_was_made_meanwhile(make_engine: MakeEngine) -> None:
+    async def main() -> None:
+        engine = AsyncEngine(make_engine("parrot"))
+        stream = engine.submit("r", [engine.engine.prepare("slow\n", GREEDY)])
+        while engine.num_open:
+            await asyncio.sleep(0.001)
+        turns = [deltas async for deltas in stream]
+        await engine.close()
+        assert ["".join(delta.text for _, delta in deltas) for deltas in turns] == ["slow"]
 
     asyncio.run(main())
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
-from gristmill.runtime.scheme import QuantizedTensor
+from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
 
 _SIZES: dict[str, Any] = {
@@ -87,6 +87,10 @@ class InMemoryWeights:
     plan: ModelPlan
     tensors: Mapping[str, Tensor]
     quantized: Mapping[str, QuantizedTensor] = field(default_factory=dict)
+
+    @property
+    def schemes(self) -> Mapping[str, QuantScheme]:
+        return {name: tensor.scheme for name, tensor in self.quantized.items()}
 
     def weight(self, linear: LinearPlan) -> QuantizedTensor | Tensor:
         return self.quantized.get(linear.name, self.tensors[linear.weight])

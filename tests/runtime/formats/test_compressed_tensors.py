@@ -19,7 +19,7 @@ from gristmill.runtime.formats.compressed_tensors import (
     stored_scheme,
 )
 from gristmill.runtime.safetensors_writer import TensorSpec
-from gristmill.runtime.scheme import ActivationScheme, QuantizedTensor, QuantScheme
+from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
 
 Random = Callable[..., QuantizedTensor]
@@ -103,13 +103,6 @@ def test_group_index_is_refused(random_quantized: Random) -> None:
     plain = random_quantized(QuantScheme(4, 32, symmetric=True), rows=8, columns=64)
     tensor = QuantizedTensor(plain.scheme, plain.codes, plain.scales, None, plain.column_groups[::-1].copy())
     with pytest.raises(UnsupportedError, match=r"model\.up .* use static groups"):
-        encode("model.up", tensor)
-
-
-def test_activation_scheme_is_refused(random_quantized: Random) -> None:
-    activation = ActivationScheme("int", 8, "token", dynamic=True)
-    tensor = random_quantized(QuantScheme(4, 32, True, activation=activation), rows=8, columns=64)
-    with pytest.raises(UnsupportedError, match="found W4A8_G32; expected integer weights only"):
         encode("model.up", tensor)
 
 

@@ -129,15 +129,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "group of another format": (
         block(
             format="mixed-precision",
-            config_groups={"g": {"targets": ["Linear"], "weights": {}, "format": "float-quantized"}},
+            config_groups={"g": {"targets": ["Linear"], "weights": {}, "format": "marlin-24"}},
         ),
-        r"g\.format; found 'float-quantized'",
+        r"g\.format; found 'marlin-24'",
     ),
-    "quantized inputs": (
-        block(config_groups={"g": {"targets": [], "weights": {}, "input_activations": {"num_bits": 8}}}),
-        "quantized activations .g.input_activations.",
+    "float weights in a format for integers": (
+        block({"type": "float", "num_bits": 8, "group_size": None, "strategy": "channel"}),
+        r"group_0\.format; found 'pack-quantized'",
     ),
-    "float weights": (block({"type": "float"}), "type; found 'float'"),
+    "float weights of 4 bits": (block({"type": "float"}), r"num_bits; found 4; expected 8"),
+    "float weights with zero points": (
+        block({"type": "float", "num_bits": 8, "symmetric": False}),
+        "symmetric",
+    ),
     "16 bits": (block({"num_bits": 16}), "num_bits; found 16"),
     "dynamic weights": (block({"dynamic": True}), "dynamic; found True"),
     "one scale for all": (block({"strategy": "tensor", "group_size": None}), "strategy; found 'tensor'"),

@@ -10,13 +10,17 @@ import pytest
 
 from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.formats.select import format_of
-from gristmill.runtime.scheme import QuantScheme
+from gristmill.runtime.scheme import ActivationScheme, QuantScheme
 
 LINEARS = ["model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj", "lm_head"]
 
 READ = {
     "QC47": dict.fromkeys(LINEARS[:2], QuantScheme(4, 128, symmetric=False, scale_dtype="float16")),
     "QC78": dict.fromkeys(LINEARS[:2], QuantScheme(4, 128, symmetric=True)),
+    "QC79": dict.fromkeys(
+        LINEARS[:2],
+        QuantScheme(8, -1, True, "float", activation=ActivationScheme("float", 8, "token", dynamic=True)),
+    ),
 }
 """The cases in a format that is ours; all others must be refused."""
 
@@ -68,12 +72,11 @@ def test_refusals_name_the_method_and_its_algorithm(data_dir: Path) -> None:
         ("QC08", "format; found 'mxfp4-pack-quantized'"),
         ("QC09", r"quant_method modelopt \(NVFP4\)"),
         ("QC28", "strategy; found 'tensor'"),
-        ("QC29", "format; found 'naive-quantized'"),
+        ("QC29", "strategy; found 'tensor'"),
         ("QC32", "quant_method gptq"),
         ("QC49", "version; found gemv"),
         ("QC58", "quant_method bitsandbytes"),
-        ("QC77", "format; found 'int-quantized'"),
-        ("QC79", "format; found 'float-quantized'"),
+        ("QC77", "strategy; found 'tensor'"),
     ],
 )
 def test_refusal_says_what_it_is(data_dir: Path, case: str, message: str) -> None:

@@ -47,3 +47,37 @@ def test_the_end_of_the_server_ends_the_wait_for_a_body() -> None:
 
 def test_a_body_that_says_it_is_too_long_is_refused_before_it_is_read() -> None:
     assert status_of(refusal_of((b"content-length", b"%d" % (MAX_BODY_BYTES + 1)))) == 413
+
+
+def parsed(body: bytes, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    request = Request({"type": "http", "method": "POST", "headers": list(headers)}, receive)
+    return asyncio.run(read_object(request))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b"", "nothing"),
+        (b"\x1f\x8b\x08", "byte 1, which is not UTF-8"),
+        (b"[" * 100_000, "too many lists or objects within each other"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "a number of thousands of digits"),
+        (b'{"n": NaN}', "NaN is not JSON"),
+        (b'{"n": 1, "m": 2, "n": 3}', "'n' stands there twice"),
+        (b'{"a": [{"n": 1, "n": 1}]}', "'n' stands there twice"),
+        (b"[1, null]", "[1, null]"),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_told_without_a_librarys_words(body: bytes, found: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        parsed(body)
+    assert (refused.value.code, refused.value.found) == ("invalid_json", found)
+
+
+def test_a_compressed_body_is_refused_as_such_and_identity_is_none() -> None:
+    with pytest.raises(RequestError, match="compressed") as refused:
+        parsed(b"{}", (b"content-encoding", b"gzip"))
+    assert status_of(refused.value) == 415
+    assert parsed(b"{}", (b"content-encoding", b"identity")) == {}

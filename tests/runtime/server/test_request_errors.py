@@ -75,7 +75,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"stop_token_ids": [9999]}, 400, "stop_token_ids", "invalid_value"),
         ({"seed": 2**70}, 400, "seed", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options", "invalid_value"),
-        ({"stream": True, "stream_options": {"x": 1}}, 400, "stream_options", "invalid_value"),
+        ({"stream": True, "stream_options": {"x": 1}}, 400, "stream_options", "unknown_parameter"),
         ({"suffix": "x"}, 400, "suffix", "unsupported_parameter"),
         ({"best_of": 2}, 400, "best_of", "invalid_value"),
         ({"best_of": 2, "temperature": 1, "stream": True}, 400, "best_of", "invalid_value"),

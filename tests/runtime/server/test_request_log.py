@@ -74,6 +74,15 @@ def test_no_line_holds_a_prompt_or_a_key(
     assert not any(secret in told for secret in ("a secret", "k3y", "wr0ng"))
 
 
+def test_a_line_is_short_whatever_was_called_for(
+    make_engine: MakeEngine, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(m=make_engine("parrot"))
+    assert httpx.request("M" * 5000, f"{server.url}/{'a' * 5000}").status_code == 404
+    (line,) = lines(caplog, 1)
+    assert len(line["path"]) + len(line["method"]) < 500
+
+
 def test_every_response_carries_the_requests_id(make_engine: MakeEngine, serve: Serve) -> None:
     url = serve(m=make_engine("parrot")).url
     answers = [

@@ -107,6 +107,9 @@ class WeightSource(Protocol):
 
     @property
     def plan(self) -> ModelPlan: ...
+
+    @property
+    def schemes(self) -> Mapping[str, QuantScheme]: ...
     def weight(self, linear: LinearPlan) -> QuantizedTensor | Tensor: ...
     def tensor(self, name: str) -> Tensor: ...
 
@@ -135,6 +138,10 @@ class RoundedHead:
     def plan(self) -> ModelPlan:
         plan = self.source.plan
         return replace(plan, head=LinearPlan("rounded_head", plan.hidden_size, plan.vocab_size))
+
+    @property
+    def schemes(self) -> Mapping[str, QuantScheme]:
+        return self.source.schemes
 
     def weight(self, linear: LinearPlan) -> QuantizedTensor | Tensor:
         if linear.name != "rounded_head":

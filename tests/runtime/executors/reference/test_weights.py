@@ -64,16 +64,47 @@ def test_every_tensor_of_the_plan_is_loaded_once(family: str, tiny_model: Callab
     assert sorted(load_weights(source, torch.bfloat16)) == sorted(source.plan.tensor_names())
 
 
-def test_a_scheme_that_quantizes_activations_is_refused_by_name(
-    tiny_model: Callable[[str], Any],
-) -> None:
+def quantized_up(tiny_model: Callable[[str], Any], scheme: QuantScheme) -> Any:
+    """The tiny model with one linear in `scheme`."""
     source = tiny_model("llama tied").weights
     linear = source.plan.layers[1].mlp.up
-    activation = ActivationScheme("int", 8, "token", dynamic=True)
+    tensor = random_quantized(scheme, (linear.out_features, linear.in_features))
+    return replace(source, quantized={linear.name: tensor})
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        ActivationScheme("int", 4, "token", dynamic=True),
+        ActivationScheme("int", 8, "token", dynamic=True, symmetric=False),
+    ],
+)
+def test_inputs_that_are_not_8_bits_and_symmetric_are_refused_by_name(
+    tiny_model: Callable[[str], Any], activation: ActivationScheme
+) -> None:
     scheme = QuantScheme(8, -1, symmetric=True, activation=activation)
-    quantized = {linear.name: random_quantized(scheme, (linear.out_features, linear.in_features))}
-    with pytest.raises(UnsupportedError, match=r"model\.layers\.1\.mlp\.up_proj has scheme W8A8_CHANNEL"):
-        load_weights(replace(source, quantized=quantized), torch.float32)
+    with pytest.raises(UnsupportedError, match=rf"layers\.1\.mlp\.up_proj has scheme {scheme.name}"):
+        load_weights(quantized_up(tiny_model, scheme), torch.float32)
+
+
+def test_a_head_with_quantized_inputs_is_refused_by_name(tiny_model: Callable[[str], Any]) -> None:
+    source = tiny_model("llama untied").weights
+    scheme = QuantScheme(8, -1, True, activation=ActivationScheme("int", 8, "token", dynamic=True))
+    head = random_quantized(scheme, source.tensors["lm_head.weight"].shape)
+    with pytest.raises(UnsupportedError, match="lm_head has scheme W8A8_CHANNEL; expected an output head"):
+        load_weights(replace(source, quantized={"lm_head": head}), torch.float32)
+
+
+def test_float8_weights_are_the_numpy_definition() -> None:
+    codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
+    finite = np.where((codes & 0x7F) == 0x7F, 0, codes).astype(np.uint8)
+    scheme = QuantScheme(8, -1, symmetric=True, type="float")
+    quantized = QuantizedTensor(scheme, finite, np.array([[0.5], [3.0]], np.float32))
+    expected = quantized.dequantize()
+    assert np.array_equal(dequantize(quantized, torch.float32).numpy(), expected)
+    assert expected.max() == 448 * 0.5
+    assert expected.min() == -448 * 3.0
+    assert expected[0, 1] == 2**-9 * 0.5  # the smallest subnormal
 
 
 def test_a_tensor_of_another_shape_is_refused_by_name(tiny_model: Callable[[str], Any]) -> None:

@@ -9,7 +9,7 @@ from gristmill.artifacts.manifest import EngineValidation, KlDivergence, Perplex
 from gristmill.artifacts.manifest_bytes import read_manifest
 from gristmill.pipeline.report.line import report_line
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "artifact_v1"
+GOLDEN = Path(__file__).parents[2] / "golden" / "artifact_v1"
 
 
 def test_it_names_sizes_bits_and_the_price_in_quality() -> None:

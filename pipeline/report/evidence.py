@@ -1,0 +1,156 @@
+"""What a build keeps for its reports inside the artifact: the same bytes for the same recipe.
+
+report/layers.json                what each quantized linear lost
+report/data.json                  what calibration and validation read
+report/outliers.json              outlier channels of the original, behind each layer
+report/validation-<engine>.json   every data set by itself, and the worst passages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from gristmill.artifacts.artifact import Artifact
+from gristmill.artifacts.reading import read_bounded
+from gristmill.artifacts.strict_json import parse_canonical, to_canonical
+from gristmill.pipeline.report.mix import DataMix
+from gristmill.pipeline.validate.outliers import LayerOutliers
+from gristmill.pipeline.validate.worst import Passage
+from gristmill.runtime.errors import ArtifactError
+from gristmill.runtime.files import make_folder, write_atomic
+
+__all__ = [
+    "DataSet",
+    "KlSpread",
+    "LayerErrors",
+    "Measured",
+    "PerplexityPair",
+    "read_data_mix",
+    "read_layer_errors",
+    "read_measured",
+    "read_outliers",
+    "write_evidence",
+]
+
+_REPORT_FOLDER = "report"
+_LAYERS_FILE = "layers.json"
+_DATA_FILE = "data.json"
+_OUTLIERS_FILE = "outliers.json"
+_MAX_BYTES = 64 << 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerErrors:
+    """`errors` maps a linear to |lost|^2 / |whole|^2 of its output on calibration data, or of its weight.
+
+    `notes` are what quantization had to say, such as a raised damping.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    measure: Literal["output", "weight"]
+    errors: Mapping[str, float]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityPair:
+    """Of the original and of the quantized model."""
+
+    base: float
+    quantized: float
+
+
+@dataclass(frozen=True, slots=True)
+class KlSpread:
+    """In nats a token."""
+
+    mean: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """One held-out data set on one engine."""
+
+    name: str
+    windows: int
+    tokens: int
+    perplexity: PerplexityPair
+    kl: KlSpread
+    top1_agreement: float
+    calibration_overlap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one engine's validation found; older artifacts have no `worst`."""
+
+    data: tuple[DataSet, ...]
+    worst: tuple[Passage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Outliers:
+    layers: tuple[LayerOutliers, ...]
+
+
+_OUTLIERS = TypeAdapter(_Outliers)
+_LAYER_ERRORS = TypeAdapter(LayerErrors)
+_DATA_MIX = TypeAdapter(DataMix)
+_MEASURED = TypeAdapter(Measured)
+
+
+def write_evidence(
+    folder: Path, layers: LayerErrors, mix: DataMix, outliers: tuple[LayerOutliers, ...]
+) -> None:
+    """Write all into the artifact at `folder`. Raises StorageError."""
+    report = folder / _REPORT_FOLDER
+    make_folder(report)
+    write_atomic(report / _LAYERS_FILE, to_canonical(_LAYER_ERRORS, layers, _LAYERS_FILE))
+    write_atomic(report / _DATA_FILE, to_canonical(_DATA_MIX, mix, _DATA_FILE))
+    found = to_canonical(_OUTLIERS, _Outliers(outliers), _OUTLIERS_FILE)
+    write_atomic(report / _OUTLIERS_FILE, found)
+
+
+def read_layer_errors(artifact: Artifact) -> LayerErrors | None:
+    """What each linear lost; None for an artifact that does not say. Raises ArtifactError, StorageError."""
+    return _read(artifact, _LAYERS_FILE, partial(parse_canonical, _LAYER_ERRORS))
+
+
+def read_data_mix(artifact: Artifact) -> DataMix | None:
+    """What was read; None for an artifact that does not say. Raises ArtifactError, StorageError."""
+    return _read(artifact, _DATA_FILE, partial(parse_canonical, _DATA_MIX))
+
+
+def read_outliers(artifact: Artifact) -> tuple[LayerOutliers, ...]:
+    """Outlier channels, none for an artifact that does not say. Raises ArtifactError, StorageError."""
+    found = _read(artifact, _OUTLIERS_FILE, partial(parse_canonical, _OUTLIERS))
+    return found.layers if found else ()
+
+
+def read_measured(artifact: Artifact, engine: str) -> Measured | None:
+    """An engine's validation; None for an engine without. Raises ArtifactError, StorageError."""
+    return _read(artifact, f"validation-{engine}.json", _parse_measured)
+
+
+def _read(artifact: Artifact, name: str, parse: Callable[[bytes, Path], T]) -> T | None:
+    if f"{_REPORT_FOLDER}/{name}" not in artifact.manifest.files:
+        return None
+    path = artifact.folder / _REPORT_FOLDER / name
+    return parse(read_bounded(path, _MAX_BYTES), path)
+
+
+def _parse_measured(data: bytes, path: Path) -> Measured:
+    try:
+        return _MEASURED.validate_json(data)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise ArtifactError(f"{path}: {fault['msg']}", found=".".join(map(str, fault["loc"]))) from error

@@ -1,0 +1,47 @@
+"""The report in a few lines for a terminal."""
+
+from __future__ import annotations
+
+from gristmill.pipeline.report.data import ReportData
+from gristmill.pipeline.report.mix import mix_warnings
+from gristmill.runtime.units import human_bytes
+
+__all__ = ["summary"]
+
+_WORST_LAYERS = 3
+
+
+def summary(data: ReportData) -> dict[str, str]:
+    """Names and values, one line each; a name whose value is not known is left out."""
+    manifest = data.artifact.manifest
+    bits = manifest.bits_per_weight
+    lines = {
+        "artifact": data.artifact.ref,
+        "base model": manifest.lineage.base_model.source,
+        "size": f"{human_bytes(manifest.base_size_bytes)} -> {human_bytes(manifest.size_of('checkpoint/'))}",
+        "bits a weight": f"{bits.quantized_layers:.2f} quantized, {bits.whole_model:.2f} whole model",
+    }
+    if data.engine is not None:
+        result = manifest.validation[data.engine]
+        lines[f"on {data.engine}"] = (
+            f"KL {result.kl.mean:.4f} (p99 {result.kl.p99:.3f}), "
+            f"perplexity {result.perplexity.base:.2f} -> {result.perplexity.quantized:.2f}, "
+            f"top-1 {result.top1_agreement:.1%}"
+        )
+    if data.passed is not None:
+        gates = ", ".join(f"{gate.metric} {gate.value:.4g} ({gate.limit})" for gate in manifest.gates)
+        lines["gates"] = f"{'passed' if data.passed else 'FAILED'}: {gates}"
+    if len(data.builds.points) > 1:
+        better = [point.label for point in data.builds.points if point.best]
+        lines["best by size"] = ", ".join(better)
+    if errors := data.layers.errors if data.layers else {e.linear: e.error for e in manifest.layer_errors}:
+        worst = sorted(errors.items(), key=lambda item: (-item[1], item[0]))[:_WORST_LAYERS]
+        lines["worst layers"] = ", ".join(f"{name} {error:.3g}" for name, error in worst)
+    if data.mix is not None and (warnings := mix_warnings(data.mix)):
+        lines["data"] = "; ".join(warnings)
+    if data.record is not None and data.record.stages:
+        stages = ", ".join(f"{stage.stage} {stage.seconds:.0f} s" for stage in data.record.stages)
+        lines["built"] = f"{data.record.created} in {data.record.seconds:.0f} s: {stages}"
+    if data.missing:
+        lines["not known"] = " ".join(data.missing)
+    return lines
