@@ -37,7 +37,8 @@ void CandidateRow::end_changes() {
   for (size_t index = 0; index < maxima().size(); ++index) {
     if (memory_.is_copied[index] == 0) continue;
     const int64_t start = static_cast<int64_t>(index) * kVocabularyBlock;
-    block_maxima(memory_.copies.data() + start, std::min(kVocabularyBlock, size_ - start), &memory_.maxima[index]);
+    const int64_t count = std::min(kVocabularyBlock, size_ - start);
+    block_maxima(memory_.copies.data() + start, count, &memory_.maxima[index]);
   }
   best_ = *std::max_element(maxima().begin(), maxima().end());
 }

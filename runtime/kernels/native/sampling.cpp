@@ -35,7 +35,8 @@ double total_of(const std::vector<double>& sums) {
 // The sums of the softmax weights of the row's blocks into scratch.sums; returns their total.
 double sum_row(const Row& row, float scale, SamplingScratch& scratch) {
   scratch.sums.resize(row.maxima().size());
-  row.visit_runs(0, static_cast<int64_t>(row.maxima().size()), [&](int64_t first, const float* values, int64_t count) {
+  const int64_t blocks = static_cast<int64_t>(row.maxima().size());
+  row.visit_runs(0, blocks, [&](int64_t first, const float* values, int64_t count) {
     softmax_sums(values, count, row.best(), scale, scratch.sums.data() + first);
   });
   return total_of(scratch.sums);
@@ -149,7 +150,8 @@ int64_t invert(const Number* weights, int64_t size, double& target) {
 }
 
 // Among all tokens of the row, whose sums of weights scratch.sums has.
-int32_t draw_from_row(const Row& row, float scale, double total, double uniform, const SamplingScratch& scratch) {
+int32_t draw_from_row(const Row& row, float scale, double total, double uniform,
+                      const SamplingScratch& scratch) {
   double target = uniform * total;
   const int64_t block = invert(scratch.sums.data(), static_cast<int64_t>(scratch.sums.size()), target);
   float weights[kVocabularyBlock];
@@ -231,7 +233,8 @@ Logprobs row_logprobs(const Row& row, int64_t token_id, int32_t count, SamplingS
 }
 
 // The choice among the candidates, without its log probabilities.
-Choice choose(const float* logits, const float* tile_maxima, const SamplerState& state, SamplingScratch& scratch) {
+Choice choose(const float* logits, const float* tile_maxima, const SamplerState& state,
+              SamplingScratch& scratch) {
   const float* candidates = state.candidate_logits(logits, scratch.candidates);
   Row row(candidates, state.num_candidates(), candidates == logits ? tile_maxima : nullptr, scratch.row);
   Choice choice;
@@ -261,14 +264,17 @@ Logprobs model_logprobs(const Row& row, int64_t token_id, int32_t count, Samplin
 
 }  // namespace
 
-Choice sample_row(const float* logits, const float* tile_maxima, SamplerState& state, SamplingScratch& scratch) {
+Choice sample_row(const float* logits, const float* tile_maxima, SamplerState& state,
+                  SamplingScratch& scratch) {
   Choice choice = choose(logits, tile_maxima, state, scratch);
   if (choice.fault != ChoiceFault::none) return choice;
   const int32_t count = state.settings().logprobs;
   if (count >= 0) {  // of the model's own distribution
     const Row row(logits, state.vocab_size(), tile_maxima, scratch.row);
     choice.logprobs = model_logprobs(row, choice.token_id, count, scratch);
-    if (!choice.logprobs->finite) return {ChoiceFault::not_finite, -1, row.best(), {}};  // a token not allowed
+    if (!choice.logprobs->finite) {  // a token that is not allowed is to blame
+      return {ChoiceFault::not_finite, -1, row.best(), {}};
+    }
   }
   state.append(choice.token_id);
   return choice;

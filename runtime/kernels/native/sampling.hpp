@@ -132,7 +132,8 @@ struct SamplingScratch {
 
 // Chooses a token and, unless there is a fault, records it in `state`. `tile_maxima` are those of the row
 // as tile_maxima() finds them, or null; the choice is the same.
-Choice sample_row(const float* logits, const float* tile_maxima, SamplerState& state, SamplingScratch& scratch);
+Choice sample_row(const float* logits, const float* tile_maxima, SamplerState& state,
+                  SamplingScratch& scratch);
 
 // The log probability of `token_id` and the `count` most probable tokens.
 Logprobs token_logprobs(const float* logits, int64_t vocab_size, int64_t token_id, int32_t count,
