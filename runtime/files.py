@@ -29,6 +29,7 @@ _STORAGE_ERRNOS = {
     errno.EDQUOT,
     errno.EFBIG,
     errno.EIO,
+    errno.EISDIR,
     errno.ELOOP,
     errno.ENAMETOOLONG,
     errno.ENOSPC,
@@ -39,15 +40,18 @@ _STORAGE_ERRNOS = {
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, a read-only file system and refused access into StorageError."""
+def storage_errors(path: Path | str) -> Iterator[None]:
+    """Turn a full disk, a read-only file system and refused access into StorageError.
+
+    `path`, or a word for it, is named where the system names none.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in _STORAGE_ERRNOS:
             raise
         reason = os.strerror(error.errno or 0)
-        hint = "free some space or choose another --store" if error.errno == errno.ENOSPC else None
+        hint = "free some space or choose another place" if error.errno == errno.ENOSPC else None
         raise StorageError(f"can't write {error.filename or path}", found=reason, hint=hint) from error
 
 
@@ -72,8 +76,11 @@ def fsync_folder(folder: Path) -> None:
 def writing_whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write that becomes `path` when the block ends well, and else leaves `path` as it was.
 
-    Any number of threads and processes may write one path: the last one wins. Raises StorageError.
+    Any number of threads and processes may write one path: the last one wins. Raises StorageError,
+    also for what is there and no file: a folder, or a device, which the new file would replace.
     """
+    if path.exists() and not path.is_file():
+        raise StorageError(f"can't write {path}", found="something that is no file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with storage_errors(path):
         try:

@@ -180,9 +180,18 @@ def _too_little(
 ) -> GristmillError:
     cache = blocks_per_context * plan.block_bytes
     needed = plan.weights + plan.work + cache
+    asked = settings.kv_cache_bytes
+    if asked is not None and asked < cache and needed <= plan.budget.size:
+        return InputError(
+            f"--kv-cache-memory does not hold one request of {plan.max_model_len} tokens",
+            found=f"{asked} bytes",
+            expected=f"at least {cache} bytes",
+            hint=_what_fits(plan, cache, needed, settings, free),
+        )
     found = f"{_mib(plan.budget.size)} {plan.budget.source}, {_mib(plan.cache)} of it for the cache"
-    if plan.budget is free:
-        found += "; others hold " + ", ".join(_others(largest_processes()))
+    others = largest_processes()
+    if plan.budget is free and needed <= free.size + sum(process.resident for process in others):
+        found += "; others hold " + ", ".join(_others(others))
     limited = settings.kv_cache_bytes is not None or plan.budget is not free
     kind = InputError if limited else OutsideError
     return kind(
@@ -206,6 +215,8 @@ def _what_fits(plan: MemoryPlan, cache: int, needed: int, settings: EngineSettin
         return " or ".join(options) + " would fit"
     if plan.weights > plan.budget.size:
         return "the weights alone do not fit"
+    if plan.weights + plan.work <= plan.budget.size:
+        return "a smaller --block-size or --max-model-len needs less cache"
     return "smaller --max-num-batched-tokens or --max-num-seqs need less work space"
 
 

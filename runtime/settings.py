@@ -20,6 +20,8 @@ _AT_LEAST_ONE = (
     "max_scored_tokens",
     "max_waiting_tokens",
 )
+_AT_LEAST_ZERO = ("max_waiting",)
+_MOST_BLOCK_SIZE = 1024
 _OPTIONAL = ("max_model_len", "memory_bytes", "kv_cache_bytes", "threads")
 
 
@@ -71,12 +73,18 @@ class EngineSettings:
     def __post_init__(self) -> None:
         _require_one_of("compute", self.compute, get_args(Compute))
         _require_one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(KVDtype))
-        for name in (*_AT_LEAST_ONE, *_OPTIONAL):
-            value = getattr(self, name)
+        for name in (*_AT_LEAST_ONE, *_AT_LEAST_ZERO, *_OPTIONAL):
+            value, least = getattr(self, name), 0 if name in _AT_LEAST_ZERO else 1
             if value is None and name in _OPTIONAL:
                 continue
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} is invalid", found=value, expected="a whole number of at least 1")
+            if not isinstance(value, int) or value < least:
+                raise InputError(
+                    f"{name} is invalid", found=value, expected=f"a whole number of at least {least}"
+                )
+        if self.block_size > _MOST_BLOCK_SIZE:
+            raise InputError(
+                "block_size is invalid", found=self.block_size, expected=f"at most {_MOST_BLOCK_SIZE}"
+            )
         if not 0 < self.itl_target_ms < math.inf:
             raise InputError("itl_target_ms is invalid", found=self.itl_target_ms, expected="more than 0")
 

@@ -15,13 +15,25 @@ __all__ = ["FakePeer", "running_peer"]
 
 _OPENAI_FIELDS = frozenset({"model", "prompt", "max_tokens", "temperature", "stream"})
 
+# What a stream says instead of text, by the fault's name: no JSON, or JSON of other kinds than the API's.
+_PIECES = {
+    "garbage": b"{]",
+    "list": b"[1]",
+    "number": b"5",
+    "usage": b'{"usage": [1]}',
+    "counts": b'{"usage": {"completion_tokens": {}}}',
+    "choices": b'{"choices": 7}',
+    "choice": b'{"choices": ["a"]}',
+    "deep": b"[" * 100_000,
+}
+
 
 @dataclass
 class FakePeer:
     """How it behaves, and the bodies that it was sent. A word is a token, and one is added to each prompt.
 
-    `faults` are used up one a stream: `status`, `error` (in the stream), `break` (no end), `garbage`,
-    `empty` and `slow`.
+    `faults` are used up one a stream: `status`, `error` (in the stream), `break` (no end), `empty`,
+    `slow`, and those of `_PIECES`.
     """
 
     models: tuple[str, ...] | None = ("peer",)
@@ -111,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         count = 0 if fault == "empty" else min(body["max_tokens"], self.peer.longest_answer)
         for _ in range(count):
             time.sleep(2.0 if fault == "slow" else self.peer.delay)
-            self._write(b"{]" if fault == "garbage" else _event({"choices": [{"text": "word "}]}))
+            self._write(_PIECES.get(fault or "") or _event({"choices": [{"text": "word "}]}))
             if fault == "break":
                 self.close_connection = True
                 return

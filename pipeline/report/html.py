@@ -108,7 +108,10 @@ def _layer_bars(data: ReportData) -> Bars:
 def _often(layers: Sequence[LayerOutliers]) -> list[str]:
     """The channels that are outliers behind most layers."""
     counts = Counter(channel for layer in layers for channel in layer.channels)
-    return [f"{channel} (behind {count} layers)" for channel, count in counts.most_common(_MOST_CHANNELS)]
+    return [
+        f"{channel} ({count} of {len(layers)} layers)"
+        for channel, count in counts.most_common(_MOST_CHANNELS)
+    ]
 
 
 def _pairs(first: Mapping[str, float], second: Mapping[str, float]) -> Bars:

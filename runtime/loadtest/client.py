@@ -146,15 +146,22 @@ class _Events:
         if data == _DONE:
             self._done = True
             return
-        event, record = json.loads(data.decode()), self._record
+        try:
+            self._note(json.loads(data.decode()))
+        except (AttributeError, TypeError, RecursionError) as error:  # parts of other kinds than the API's
+            raise ValueError(f"{data[:80]!r} instead of a piece of a completion") from error
+
+    def _note(self, event: Any) -> None:
+        record = self._record
         if (error := event.get("error")) is not None:
             record.error = "error in the stream"
             record.detail = str(error.get("message", error) if isinstance(error, dict) else error)
         if (usage := event.get("usage")) is not None:
             record.counted = True
-            record.prompt_tokens = usage.get("prompt_tokens", 0)
-            record.output_tokens = usage.get("completion_tokens", 0)
-            record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            record.prompt_tokens = int(usage.get("prompt_tokens", 0))
+            record.output_tokens = int(usage.get("completion_tokens", 0))
+            details = usage.get("prompt_tokens_details") or {}
+            record.cached_tokens = int(details.get("cached_tokens") or 0)
         for choice in event.get("choices") or ():
             if choice.get("text"):
                 record.text_at(time.perf_counter())

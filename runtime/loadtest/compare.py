@@ -59,7 +59,7 @@ def load_runs(path: Path) -> list[dict[str, Any]]:
         read = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"--compare {path}", found="no such file") from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"--compare {path}", found=str(error), expected=expected) from error
     runs = read if isinstance(read, list) else [read]
     if not runs or not all(isinstance(run, dict) and _name(run) for run in runs):

@@ -34,6 +34,6 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             runs.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{path}:{number}", found=line[:80], expected="a run as JSON") from error
     return runs

@@ -29,6 +29,8 @@ class Keyring:
 
     def __init__(self, keys: Iterable[ApiKey] = (), admin_token: str | None = None) -> None:
         self._keys = tuple(dict.fromkeys(keys))
+        if admin_token is not None and not _fits_header(admin_token):
+            raise InputError("the admin token is invalid", expected="ASCII characters without spaces")
         self._admin = None if admin_token is None else _digest(admin_token)
         if len({key.digest for key in self._keys}) < len(self._keys):
             raise InputError("an API key stands under two names", expected="each key once")
@@ -65,8 +67,8 @@ def parse_api_key(text: str) -> ApiKey:
     name, colon, key = (part.strip() for part in text.partition(":"))
     if not colon:
         name, key = "", name
-    if not key or (colon and not name) or any(character.isspace() for character in key):
-        raise InputError("an API key is invalid", expected="key or name:key, without spaces")
+    if (colon and not name) or not _fits_header(key):
+        raise InputError("an API key is invalid", expected="key or name:key, the key in ASCII without spaces")
     digest = _digest(key)
     return ApiKey(name or f"key-{digest.hex()[:_SHOWN_DIGITS]}", digest)
 
@@ -77,13 +79,18 @@ def read_api_keys(path: Path) -> Sequence[ApiKey]:
     Raises InputError.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"can't read the API keys in {path}", found=error) from error
     keys = [parse_api_key(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
         raise InputError(f"{path} has no API key", expected="a line with name:key or key")
     return keys
+
+
+def _fits_header(secret: str) -> bool:
+    """True for what clients can send as one word of a header and a server reads back as the same."""
+    return bool(secret) and all("!" <= character <= "~" for character in secret)
 
 
 def _digest(secret: str) -> bytes:

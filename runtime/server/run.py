@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -162,8 +162,9 @@ def _load(folder: EngineFolder, settings: EngineSettings, free: FreeMemory, repo
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # a log on a full disk must not keep a server from starting or draining
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def _log(line: str) -> None:

@@ -218,3 +218,20 @@ def test_a_wrong_command_line_exits_2_with_one_line(gristmill, arguments: list[s
     assert outcome.code == 2
     assert len(outcome.err.strip().splitlines()) == 1, outcome.err
     assert outcome.err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "row", ['{"messages": ["hello"]}', '{"messages": {}}', '{"prompt": 5}', '"hello"', "[" * 100_000]
+)
+def test_a_row_of_prompts_that_is_none_is_named_by_its_line(gristmill, tmp_path: Path, row: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "a"}}\n{row}\n')
+    outcome = gristmill("generate", "m", "--prompts", path)
+    assert outcome.code == 2, outcome.err
+    assert f"{path}:2" in outcome.err
+
+
+def test_results_do_not_replace_a_folder_or_a_device(gristmill, tmp_path: Path) -> None:
+    outcome = gristmill("bench", "http://127.0.0.1:9", "--output", tmp_path)
+    assert outcome.code == 2
+    assert "no file" in outcome.err

@@ -88,6 +88,25 @@ def test_every_run_is_kept_and_listed(gristmill, peer, store: Path) -> None:
     assert len(json.loads(gristmill("bench", "--history", "--json").out)) == 2
 
 
+def test_results_are_not_lost_with_a_log_that_can_not_be_written(gristmill, peer, tmp_path: Path) -> None:
+    output = tmp_path / "runs.json"
+    done = gristmill("bench", peer.url, *SHORT, "--log", "/dev/full", "--output", output, "--json")
+    assert done.code == 3
+    assert "No space left on device" in done.err
+    assert json.loads(done.out) == json.loads(output.read_text())
+
+
+@pytest.mark.parametrize("line", ["[1]", "{}", '{"environment": 5}', "[" * 100_000])
+def test_a_line_of_the_log_that_is_no_run_is_one_line_and_the_contract_s_code(
+    gristmill, tmp_path: Path, line: str
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f"{line}\n")
+    for arguments in (("--history", "--log", path), ("--compare", path, path)):
+        done = gristmill("bench", *arguments)
+        assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
+
+
 def test_results_are_written_drawn_and_compared(gristmill, peer, tmp_path: Path) -> None:
     before, after, picture = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "a.svg"
     gristmill("bench", peer.url, *SHORT, "--repeat", 2, "--output", before, "--plot", picture)

@@ -101,7 +101,7 @@ def test_a_file_holds_options_and_the_command_line_wins(
     ("text", "message"),
     [
         ("max-num-seq: 3", "unknown option; found max-num-seq; expected max-num-seqs"),
-        ("max-num-seqs: many", "--max-num-seqs"),
+        ("max-num-seqs: many", '--max-num-seqs; found "many"; expected a whole number'),
         ("- a list", "holds no options"),
         ("a: [", "can't read the options"),
         ("port: &a [*a]", "--port"),
@@ -152,4 +152,29 @@ def test_a_value_that_can_not_be_meant_is_one_line(
 ) -> None:
     done = gristmill("serve", "m", *arguments)
     assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rest"),
+    [
+        ("--port", "nan", '; found "nan"; expected a whole number'),
+        ("--grace", "", '; found ""; expected a number'),
+        ("--stall", "1e400", " is invalid; found inf; expected more than 0"),
+        ("--ping-interval", "nan", " is invalid; found nan; expected more than 0"),
+        ("--itl-target", "-1", " is invalid; found -1.0; expected more than 0"),
+        ("--max-num-seqs", "-1", " is invalid; found -1; expected a whole number of at least 1"),
+        ("--max-waiting", "-1", " is invalid; found -1; expected a whole number of at least 0"),
+        ("--block-size", "4294967296", " is invalid; found 4294967296; expected at most 1024"),
+        ("--kv-cache-memory", "0", " is invalid; found 0; expected a whole number of at least 1"),
+        ("--memory", "0", " is invalid; found 0; expected a whole number of at least 1"),
+        ("--max-open-per-key", "0", " is invalid; found 0; expected at least 1"),
+        ("--threads", "1.5", '; found "1.5"; expected a whole number'),
+    ],
+)
+def test_a_wrong_number_is_told_by_its_option(
+    gristmill: Run, started: list[Any], option: str, value: str, rest: str
+) -> None:
+    done = gristmill("serve", "m", option, value)
+    assert (done.code, done.err) == (2, f"error: {option}{rest}\n")
     assert started == []

@@ -7,12 +7,12 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 
 import typer
 from typer.exceptions import Abort, TyperException
 
+from gristmill.cli.option_errors import wrong_value
 from gristmill.cli.output import print_error, say
 from gristmill.runtime.errors import (
     EXIT_DONE,
@@ -74,7 +74,7 @@ def _run(arguments: list[str]) -> int:
     command = typer.main.get_group(create_app(named or _COMMANDS))
     try:
         # Not `command.main`, which turns interrupts, EOFError and closed pipes into codes of its own.
-        with storage_errors(Path.cwd()), command.make_context("gristmill", arguments) as context:
+        with storage_errors("the output"), command.make_context("gristmill", arguments) as context:
             command.invoke(context)
     except typer.Exit as ended:
         return ended.exit_code
@@ -96,6 +96,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage(error: TyperException) -> int:
+    if (wrong := wrong_value(error)) is not None:
+        print_error(wrong)
+        return wrong.exit_code
     message = error.format_message()
     say(message if message.startswith("Usage:") else f"error: {message}; see gristmill --help")
     return EXIT_INPUT

@@ -147,8 +147,10 @@ def bench(
     test = LoadTest("", model, api_key, token_ids, positive("--timeout", timeout), warmup, level, price)
     runs = _measure(target, test, loads.workloads(lengths), store, serve_options)
     runs = [{**run, "note": note} for run in runs] if note else runs
-    append_runs(log, runs)
-    _show(runs, output, plot, as_json=as_json)
+    try:
+        append_runs(log, runs)
+    finally:  # what was measured is not lost with a log that can't be written
+        _show(runs, output, plot, as_json=as_json)
     if runs[-1]["interrupted"]:
         say("interrupted: this is what was measured until then")
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -161,6 +163,10 @@ def _check_files(output: Path | None, plot: Path | None) -> None:
     for option, path in (("--output", output), ("--plot", plot)):
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{option} {path}", found="no such folder")
+        if path is not None and path.exists() and not path.is_file():
+            raise InputError(
+                f"{option} {path}", found="something that is no file", expected="a file to write"
+            )
 
 
 def _measure(

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gristmill.cli.output import print_json, print_table, say
+from gristmill.runtime.errors import InputError
 from gristmill.runtime.loadtest.compare import Change
 from gristmill.runtime.units import human_bytes
 
@@ -41,12 +42,23 @@ def print_history(runs: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
         print_json(list(runs))
         return
     rows = []
-    for run in runs:
-        environment = run["environment"]
-        where = environment.get("ref") or environment.get("url") or ""
-        told = [environment["time"], environment.get("commit") or environment["gristmill"], where]
-        rows.append([*told, *_cells(run), environment.get("serve_options") or "", run.get("note") or ""])
+    for number, run in enumerate(runs, 1):
+        try:
+            rows.append(_history_row(run))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(
+                f"line {number} of the tuning log",
+                found="something else",
+                expected="a run of gristmill bench",
+            ) from error
     print_table(("time", "version", "server", *_COLUMNS, "options", "note"), rows)
+
+
+def _history_row(run: Mapping[str, Any]) -> list[str]:
+    environment = run["environment"]
+    where = environment.get("ref") or environment.get("url") or ""
+    told = [environment["time"], environment.get("commit") or environment["gristmill"], where]
+    return [*told, *_cells(run), environment.get("serve_options") or "", run.get("note") or ""]
 
 
 def print_changes(changes: Sequence[Change], *, as_json: bool) -> None:

@@ -173,7 +173,7 @@ def _read_prompts(path: Path) -> list[str | list[Any]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         raise InputError(f"--prompts {path}", found="no such file") from error
-    except (UnicodeDecodeError, IsADirectoryError) as error:
+    except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"--prompts {path}", found=str(error), expected="a file of UTF-8 text") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
@@ -184,15 +184,16 @@ def _read_prompts(path: Path) -> list[str | list[Any]]:
 
 
 def _parse_row(place: str, line: str) -> str | list[Any]:
-    expected = 'an object with "prompt" (text) or "messages" (a list)'
+    expected = 'an object with "prompt" (text) or "messages" (a list of objects)'
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(place, found=f"no JSON: {error}", expected=expected) from error
     if isinstance(row, dict) and isinstance(row.get("prompt"), str):
         return str(row["prompt"])
-    if isinstance(row, dict) and isinstance(row.get("messages"), list):
-        return list(row["messages"])
+    messages = row.get("messages") if isinstance(row, dict) else None
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        return messages
     raise InputError(place, found=line[:80], expected=expected)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from gristmill.cli.option_errors import with_option_names
 from gristmill.runtime.errors import GristmillError
 
 __all__ = ["print_error", "print_fields", "print_json", "print_table", "say"]
@@ -14,12 +16,13 @@ __all__ = ["print_error", "print_fields", "print_json", "print_table", "say"]
 
 def say(text: str) -> None:
     """A line for a person, on stderr so that stdout stays the result alone."""
-    print(text, file=sys.stderr, flush=True)
+    with suppress(OSError):  # a log on a full disk must change neither what is done nor the exit code
+        print(text, file=sys.stderr, flush=True)
 
 
 def print_error(error: GristmillError) -> None:
     """The error's one line, then its details, if any, indented."""
-    say(f"error: {error.line()}")
+    say(f"error: {with_option_names(error.line())}")
     for detail in error.details:
         say(f"  {detail}")
 

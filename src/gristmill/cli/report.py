@@ -28,8 +28,8 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write a self-contained HTML page about an artifact and print its summary."""
-    if output.is_dir():
-        raise InputError("--output", found=f"the folder {output}", expected="a file")
+    if output.exists() and not output.is_file():
+        raise InputError(f"--output {output}", found="something that is no file", expected="a file to write")
     opened = default_store(store)
     data = collect(opened, opened.resolve(ref))
     make_folder(output.parent)

@@ -115,12 +115,27 @@ def test_too_little_memory_for_the_weights_is_said(plan: ModelPlan) -> None:
         size(plan, 100)
 
 
-@pytest.mark.parametrize("limit", [{"memory_bytes": 300 * MIB}, {"kv_cache_bytes": MIB}])
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ({"memory_bytes": 300 * MIB}, "^one request of 1024 tokens does not fit"),
+        (
+            {"kv_cache_bytes": MIB},
+            "^--kv-cache-memory does not hold one request of 1024 tokens; found 1048576 ",
+        ),
+    ],
+)
 def test_a_limit_of_the_user_that_is_too_small_is_the_users_error(
-    plan: ModelPlan, limit: dict[str, int]
+    plan: ModelPlan, limit: dict[str, int], message: str
 ) -> None:
-    with pytest.raises(InputError, match="one request of 1024 tokens does not fit"):
+    with pytest.raises(InputError, match=message):
         size(plan, 8000, **limit)
+
+
+def test_what_no_other_process_holds_is_not_blamed_on_others(plan: ModelPlan) -> None:
+    with pytest.raises(OutsideError) as caught:
+        size(plan, 8000, max_num_seqs=2**40)
+    assert "others hold" not in caught.value.line()
 
 
 def test_a_context_longer_than_the_models_is_refused(plan: ModelPlan) -> None:

@@ -89,6 +89,10 @@ def test_connections_are_kept(start) -> None:
         ("error", "error in the stream", "it burns"),
         ("break", "connection", "broke off"),
         ("garbage", "no JSON", ""),
+        *(
+            (piece, "no JSON", "")
+            for piece in ("list", "number", "usage", "counts", "choices", "choice", "deep")
+        ),
         ("empty", "no text", "empty"),
     ],
 )

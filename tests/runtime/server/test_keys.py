@@ -70,3 +70,19 @@ def test_the_admin_token_is_no_api_key() -> None:
     assert keyring.is_admin("Bearer two")
     assert not keyring.is_admin("Bearer one")
     assert not Keyring().is_admin("Bearer ")
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_and_end_lines_as_windows_does(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbfone\r\nteam:two\r\n")
+    keyring = Keyring(read_api_keys(path))
+    assert keyring.tenant("Bearer one")
+    assert keyring.tenant("Bearer two") == "team"
+
+
+@pytest.mark.parametrize("secret", ["schl\u00fcssel", "\u200bkey", "two words", "key\0"])
+def test_a_secret_that_no_header_can_carry_is_refused_and_not_shown(secret: str) -> None:
+    for make in (lambda: parse_api_key(f"team:{secret}"), lambda: Keyring(admin_token=secret)):
+        with pytest.raises(InputError, match="ASCII") as refused:
+            make()
+        assert secret not in refused.value.line()
