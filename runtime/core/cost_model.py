@@ -23,6 +23,7 @@ COSTS = ("step", "prefill_token", "thousand_prefill_pairs", "decode", "thousand_
 # Seconds of a step by itself, a prompt's token, 1,000 pairs of its attention, a decode, 1,000 tokens of its
 # context and a further row of logits. Rather slow, so that the first steps are short.
 _FIRST_GUESS = (2e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-4)
+_LEAST_STEP = 1e-6  # seconds of any step: noise may fit it to nothing, and times are compared with it
 _SIZE = len(_FIRST_GUESS)
 _KEPT = 0.95
 _LEANING = 1e-4
@@ -109,14 +110,15 @@ class CostModel:
         return steps * self.predict(StepWork(prefill_tokens=tokens_a_step))
 
     def _refit(self) -> None:
-        """One pass of coordinate descent: each weight in turn at its best, and not below zero."""
+        """One pass of coordinate descent: each weight in turn at its best, and not below its least."""
         weights = self._weights
         for i, first in enumerate(_FIRST_GUESS):
             row = list(map(add, self._reading.moments[i], self._answering.moments[i]))
             target = self._reading.targets[i] + self._answering.targets[i]
             leaning = _LEANING / first**2
             others = sum(map(mul, row, weights)) - row[i] * weights[i]
-            weights[i] = max(0.0, (target - others + leaning * first) / (row[i] + leaning))
+            least = 0.0 if i else _LEAST_STEP
+            weights[i] = max(least, (target - others + leaning * first) / (row[i] + leaning))
 
 
 def _counts(work: StepWork) -> _Vector:

@@ -71,7 +71,7 @@ class NativeExecutor:
     def execute(self, batch: Sequence[SequenceStep]) -> NDArray[np.float32]:
         """See `Executor.execute`. With `debug_nan`, raises InternalError that names the layer.
 
-        The logits lie in the engine's memory, and keep it even after `close`.
+        The logits lie in the engine's memory, read-only, and keep it even after `close`.
         Raises OutsideError if the system has no memory for a batch of this size.
         """
         flat = check_batch(self._plan, self._cache, batch)

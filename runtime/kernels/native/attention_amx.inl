@@ -1,5 +1,6 @@
 // Attention over a bfloat16 cache on matrix tiles: up to 16 rows by 16 tokens by 32 dimensions, and by 16
-// dimensions by 16 tokens, an instruction. Other caches go to the vector kernels.
+// dimensions by 16 tokens, an instruction. Over int8 caches attention_int8_amx.inl; others go to the vector
+// kernels.
 //
 // Queries and weights are rounded to bfloat16; sums, softmax and the normalizer stay float32. A tile's row
 // is computed by itself and in the order of its dimensions or tokens, those of a span's units in turn, so a
@@ -24,9 +25,8 @@ constexpr RowTiles tiles_for(uint8_t pairs) {
 constexpr RowTiles kWideTiles = tiles_for(16), kNarrowTiles = tiles_for(8);
 
 constexpr int kPairTokens = 2 * kUnitTokens;
-constexpr float kLog2E = 1.44269504088896341f;
-// 2^f for f in -0.5 .. 0.5.
-constexpr float kCubic[] = {0.99992807f, 0.69326099f, 0.24261112f, 0.05517166f};
+// 2^(f - 1) for f in 1 .. 2.
+constexpr float kCubic[] = {0.45213431f, 0.47777280f, -0.0080064116f, 0.078024521f};
 
 constexpr int kSums = 4;  // tiles of sums: what does not wait for each other hides the latency of a product
 // Numbers from row to row: at a power of two all rows would fall into the same cache sets.
@@ -76,7 +76,8 @@ void copy_seen(const uint8_t* values, int dim, int token, Seen seen, uint16_t* o
     const __mmask32 mask = pair_mask(token + t, seen.begin, seen.end);
     for (int d = 0; d < dim; d += 16) {
       const int at = t * dim + 2 * d;
-      _mm512_store_si512(out + at, _mm512_maskz_loadu_epi16(mask, reinterpret_cast<const uint16_t*>(values) + at));
+      const uint16_t* from = reinterpret_cast<const uint16_t*>(values) + at;
+      _mm512_store_si512(out + at, _mm512_maskz_loadu_epi16(mask, from));
     }
   }
 }
@@ -186,17 +187,34 @@ void score_span(TileSpan& s, int begin, int end, bool add) {
 
 // ---------------------------------------------------------------- softmax
 
-// 2^x for x <= 0 with an error of 1e-4 of it, a twentieth of what bfloat16 rounds off afterwards; below -125
-// it stays about 2^-125, and NaN stays NaN.
-inline Floats rough_power(Floats x) {
-  x = max(broadcast(-125.0f), x);  // gives its second operand if one is NaN
-  const Floats n = round_even(x);
-  const Floats f = sub(x, n);
+// e^(score * factor - maximum), by powers of two in units of 2^-23: as whole numbers, their upper bits are
+// the exponent and their lower 23 bits the fraction of a float.
+struct Power {
+  Floats factor, offset;
+};
+
+// Also tells the state its maximum, given that of the scores without the factor, and a sum to add to: zero,
+// or NaN if the maximum is not finite.
+inline Power power_of(float factor, float maximum, AttendState& state) {
+  constexpr float kUnit = 1.44269504088896341f * 0x1p23f;  // log2(e)
+  state.maximum = maximum * factor;
+  state.sum = state.maximum - state.maximum;
+  return {broadcast(factor * kUnit), broadcast(state.maximum * -kUnit)};
+}
+
+// With an error of 1e-4 of it, a twentieth of what bfloat16 rounds off afterwards; below 2^-60 it is zero.
+inline Floats raise(Power power, Floats score) {
+  const Floats x = fmadd(score, power.factor, power.offset);
+  const __mmask16 large = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-60 * 0x1p23f), _CMP_GE_OQ);
+  const __m512i bits = _mm512_cvtps_epi32(x.v);
+  const __m512i exponent = _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xff800000u)));
+  const __m512i fraction = _mm512_set1_epi32(0x7fffff), one = _mm512_set1_epi32(0x3f800000);
+  const Floats f = {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(bits, fraction, one, 0xea))};  // and, or
   Floats p = broadcast(kCubic[3]);
   p = fmadd(p, f, broadcast(kCubic[2]));
   p = fmadd(p, f, broadcast(kCubic[1]));
   p = fmadd(p, f, broadcast(kCubic[0]));
-  return {_mm512_scalef_ps(p.v, n.v)};
+  return {_mm512_castsi512_ps(_mm512_maskz_add_epi32(large, _mm512_castps_si512(p.v), exponent))};
 }
 
 // Turns products of a row into scores with a soft cap.
@@ -215,16 +233,17 @@ void softmax_row(TileSpan& s, int row, AttendState& state) {
   const Floats lowest = broadcast(-__builtin_inff());
   float* scores = s.scores + row * kScoreStride;
   if (capped) cap_scores(s, scores, first, end);
-  Floats maxima[2] = {lowest, lowest};
+  Floats maxima[2] = {lowest, lowest}, all[2] = {zero(), zero()};  // all: NaN if one is NaN
   for (int t = first; t < end; t += kPairTokens)
 #pragma GCC unroll 2
     for (int u = 0; u < 2; ++u) {
       const int token = t + u * kUnitTokens;
-      maxima[u] = max(maxima[u], replace_hidden(load(scores + token), begin, end, token, lowest));
+      const Floats score = load(scores + token);
+      maxima[u] = max(maxima[u], replace_hidden(score, begin, end, token, lowest));
+      all[u] = add(all[u], replace_hidden(score, begin, end, token, zero()));
     }
-  const float scale = capped ? 1.0f : s.call->scale;
-  state.maximum = _mm512_reduce_max_ps(max(maxima[0], maxima[1]).v) * scale;
-  const Floats factor = broadcast(scale * kLog2E), offset = broadcast(state.maximum * -kLog2E);
+  const float maximum = _mm512_reduce_max_ps(max(maxima[0], maxima[1]).v);
+  const Power power = power_of(capped ? 1.0f : s.call->scale, maximum, state);
   uint16_t* weights = s.rounded + row * kBfloat16Stride;
   Floats sums[2] = {zero(), zero()};
   for (int t = first; t < end; t += kPairTokens) {
@@ -232,13 +251,14 @@ void softmax_row(TileSpan& s, int row, AttendState& state) {
 #pragma GCC unroll 2
     for (int u = 0; u < 2; ++u) {
       const int token = t + u * kUnitTokens;
-      weight[u] = rough_power(fmadd(load(scores + token), factor, offset));
-      weight[u] = replace_hidden(weight[u], begin, end, token, zero());
+      weight[u] = replace_hidden(raise(power, load(scores + token)), begin, end, token, zero());
       sums[u] = add(sums[u], weight[u]);
     }
     _mm512_store_si512(weights + t, (__m512i)_mm512_cvtne2ps_pbh(weight[1].v, weight[0].v));
   }
-  state.sum = _mm512_reduce_add_ps(add(sums[0], sums[1]).v);
+  const float total = _mm512_reduce_add_ps(add(all[0], all[1]).v);
+  state.sum += _mm512_reduce_add_ps(add(sums[0], sums[1]).v);
+  if (total != total) state.sum = total;
 }
 
 // Weights of all rows and of all units of the span that any row sees.
@@ -246,7 +266,8 @@ void softmax_rows(TileSpan& s, AttendState* states) {
   const int last = (s.last_unit + 1) * kUnitTokens;
   for (int r = 0; r < s.call->rows; ++r) {
     uint16_t* weights = s.rounded + r * kBfloat16Stride;
-    const int begin = sees(s, r) ? s.begin[r] / kPairTokens * kPairTokens : last, end = sees(s, r) ? s.end[r] : last;
+    const int begin = sees(s, r) ? s.begin[r] / kPairTokens * kPairTokens : last;
+    const int end = sees(s, r) ? s.end[r] : last;
     for (int t = s.first_unit * kUnitTokens; t < begin; t += kUnitTokens) store_bf16(weights + t, zero());
     if (sees(s, r)) softmax_row(s, r, states[r]);
     const int behind = (end + kPairTokens - 1) / kPairTokens * kPairTokens;
@@ -305,7 +326,14 @@ void weigh_span(TileSpan& s) {
 
 // ---------------------------------------------------------------- the span
 
-void attend_alone(AttendRows rows, int span, AttendState* states);
+using Attend = void(const AttendRows& rows, int span, AttendState* states);
+
+// Each row for itself: what it does not see may be anything.
+void attend_each(AttendRows rows, int span, AttendState* states, Attend* attend) {
+  const int count = rows.rows;
+  rows.rows = 1;
+  for (int r = 0; r < count; ++r, ++rows.queries, ++rows.positions) attend(rows, span, states + r);
+}
 
 void attend_tiles(const AttendRows& rows, int span, AttendState* states) {
   TileSpan s;
@@ -316,7 +344,7 @@ void attend_tiles(const AttendRows& rows, int span, AttendState* states) {
   score_span<16>(s, whole, dim, false);
   score_span<32>(s, 0, whole, whole < dim);
   // Here, when memory was asked for the values.
-  if (!open_values(s)) return attend_alone(rows, span, states);
+  if (!open_values(s)) return attend_each(rows, span, states, attend_tiles);
   softmax_rows(s, states);
   weigh_span(s);
   _tile_release();
@@ -325,17 +353,13 @@ void attend_tiles(const AttendRows& rows, int span, AttendState* states) {
       store(states[r].weighted + d, load(s.weighted + r * kWeightedStride + d));
 }
 
-// Each row for itself: what it does not see may be anything.
-void attend_alone(AttendRows rows, int span, AttendState* states) {
-  const int count = rows.rows;
-  rows.rows = 1;
-  for (int r = 0; r < count; ++r, ++rows.queries, ++rows.positions) attend_tiles(rows, span, states + r);
-}
+#include "attention_int8_amx.inl"
 
 void attend_span(const AttendRows& rows, int span, AttendState* states) {
-  if (rows.layout.type != KvType::bfloat16) return gristmill::attend_span(rows, span, states);
+  const KvType type = rows.layout.type;
+  if (type != KvType::bfloat16 && type != KvType::int8) return gristmill::attend_span(rows, span, states);
   clear_states(rows, states);
-  attend_tiles(rows, span, states);
+  return type == KvType::int8 ? attend_bytes(rows, span, states) : attend_tiles(rows, span, states);
 }
 
 }  // namespace attention_amx

@@ -15,7 +15,8 @@ Engine::Engine(Model model, const EngineOptions& options)
 const float* Engine::execute(const StepInput& input) {
   lay_out(input, model_, cache_.num_blocks(), cache_.block_size(), batch_);
   logits_.reserve(byte_count({input.rows, model_.vocab_size, 4}));
-  const int layer = step_.run(batch_, logits_.as<float>());
+  tile_maxima_.reserve(byte_count({input.rows, vocabulary_tiles(model_.vocab_size), 4}));
+  const int layer = step_.run(batch_, logits_.as<float>(), tile_maxima_.as<float>());
   if (layer >= 0) {
     throw std::runtime_error(layer == static_cast<int>(model_.layers.size())
                                  ? "the logits are not finite"

@@ -36,6 +36,11 @@ class Engine {
   // for values that are not finite; NoMemory for a batch that does not fit.
   const float* execute(const StepInput& input);
 
+  // The maxima [row][tile] of the last step's logits, if these are they; null for others.
+  const float* tile_maxima_of(const float* logits) const {
+    return logits == logits_.as<float>() ? tile_maxima_.as<float>() : nullptr;
+  }
+
   // On the threads of the steps; not to be used while a step runs.
   RowSampler& sampler() { return sampler_; }
 
@@ -51,6 +56,7 @@ class Engine {
   Step step_;
   Batch batch_;
   Buffer logits_;
+  Buffer tile_maxima_;  // of the logits, see tile_maxima()
 };
 
 }  // namespace gristmill

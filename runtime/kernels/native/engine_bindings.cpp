@@ -217,12 +217,14 @@ class PyEngine {
     }
     const std::vector<py::ssize_t> shape{input.rows, engine_.model().vocab_size};
     if (input.rows == 0) return py::array_t<float>(shape);
-    return py::array_t<float>(shape, logits, self);
+    py::array_t<float> array(shape, logits, self);
+    array.attr("setflags")(py::arg("write") = false);  // the sampler knows their maxima
+    return array;
   }
 
   std::vector<Choice> sample_rows(const Logits& logits, const std::vector<int64_t>& rows,
                                   const std::vector<SamplerState*>& states) {
-    return sample_checked(engine_.sampler(), logits, rows, states);
+    return sample_checked(engine_.sampler(), logits, engine_.tile_maxima_of(logits.data()), rows, states);
   }
 
   void copy_block(int source, int target) { engine_.copy_block(source, target); }
@@ -286,7 +288,7 @@ void bind_engine(py::module_& m) {
           },
           py::arg("token_ids"), py::arg("starts"), py::arg("lengths"), py::arg("block_ids"),
           py::arg("table_starts"), py::arg("logit_rows"),
-          "Logits [rows, vocab] of one step; the array is valid until the next call, and keeps the engine alive.")
+          "Logits [rows, vocab] of one step, read-only; valid until the next call, and keeps the engine alive.")
       .def("sample_rows", &PyEngine::sample_rows, py::arg("logits"), py::arg("rows"), py::arg("states"),
            "As the function of this name, by the threads of the steps.")
       .def("copy_block", &PyEngine::copy_block, py::arg("source"), py::arg("target"),

@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
+
+#include "vocabulary_passes.hpp"
 
 namespace gristmill {
 namespace {
@@ -72,7 +73,7 @@ void keep_largest(TokenList& tokens, double target) {
   if (tokens.size == 0) return;
   std::vector<Member> members(static_cast<size_t>(tokens.size));
   for (int64_t i = 0; i < tokens.size; ++i) {
-    members[i] = {order_key(tokens.values[i]), tokens.weights == nullptr ? 1.0f : tokens.weights[i]};
+    members[i] = {order_key(tokens.values[i]), tokens.weights[i]};
   }
   const Cut cut = find_cut(members, target);
   int64_t kept = 0;
@@ -82,16 +83,44 @@ void keep_largest(TokenList& tokens, double target) {
     if (key < cut.key || (key == cut.key && num_equal++ >= cut.num_equal)) continue;
     tokens.ids[kept] = tokens.ids[i];
     tokens.values[kept] = tokens.values[i];
-    if (tokens.weights != nullptr) tokens.weights[kept] = tokens.weights[i];
+    tokens.weights[kept] = tokens.weights[i];
     ++kept;
   }
   tokens.size = kept;
 }
 
-float nth_largest(const std::vector<float>& values, int64_t rank) {
-  std::vector<float> copy = values;
-  std::nth_element(copy.begin(), copy.begin() + (rank - 1), copy.end(), std::greater<float>());
-  return copy[rank - 1];
+float nth_largest(const float* values, int64_t size, int64_t rank, std::vector<int32_t>& keys) {
+  keys.resize(size);
+  order_keys(values, size, keys.data());
+  int32_t lowest = keys[0], highest = keys[0];
+  for (const int32_t key : keys) {
+    lowest = std::min(lowest, key);
+    highest = std::max(highest, key);
+  }
+  int64_t least = lowest;  // at least `rank` keys reach it, and fewer reach `end`
+  int64_t end = static_cast<int64_t>(highest) + 1;
+  while (end - least > 1) {
+    const int64_t middle = least + (end - least) / 2;
+    (count_keys(keys.data(), size, static_cast<int32_t>(middle)) >= rank ? least : end) = middle;
+  }
+  return value_of_key(static_cast<int32_t>(least));
+}
+
+void keep_first(TokenList& tokens, int64_t count, std::vector<int32_t>& keys) {
+  if (count >= tokens.size) return;
+  const float least = nth_largest(tokens.values, tokens.size, count, keys);
+  int64_t num_equal = count;
+  for (int64_t i = 0; i < tokens.size; ++i) num_equal -= tokens.values[i] > least;
+  int64_t kept = 0;
+  for (int64_t i = 0; i < tokens.size; ++i) {
+    const float value = tokens.values[i];
+    const int64_t is_equal = value == least;
+    tokens.ids[kept] = tokens.ids[i];
+    tokens.values[kept] = value;
+    kept += static_cast<int64_t>(value > least) | (is_equal & static_cast<int64_t>(num_equal > 0));
+    num_equal -= is_equal;
+  }
+  tokens.size = kept;
 }
 
 }  // namespace gristmill

@@ -11,7 +11,8 @@
 namespace gristmill {
 namespace {
 
-constexpr double kFewTokens = 48.0;
+constexpr double kListTokens = 1024.0;  // so many are listed, and looked at alone from then on
+constexpr double kFewTokens = 48.0;     // so many are ranked
 constexpr int64_t kSampleStride = 16;     // of the blocks that tell where to look
 constexpr int32_t kGuessWidth = 1 << 20;  // in bits of a weight: an eighth of an octave
 
@@ -35,17 +36,29 @@ struct Bracket {
   double total_of_least;
   double total_of_end;
 
-  bool is_narrow() const {
+  bool is_narrow(double few_tokens) const {
     const double most_tokens = (total_of_least - total_of_end) / float_of(least);
-    return most_tokens <= kFewTokens || end - least <= 1;
+    return most_tokens <= few_tokens || end - least <= 1;
   }
 };
 
+// Blocks of weights that a pass adds up: every `stride`-th, and what more there is above them all.
+struct Passed {
+  const float* weights;
+  int64_t blocks;
+  int64_t stride = 1;
+  double above = 0.0;
+};
+
+Passed whole_row(const SamplingScratch& scratch) {
+  return {scratch.weights.data(), static_cast<int64_t>(scratch.sums.size())};
+}
+
 // The part of the bracket that remains after a pass with rising bounds inside of it.
-Bracket split(const Bracket& bracket, const float* bounds, double target, int64_t stride,
-              const SamplingScratch& scratch) {
+Bracket split(const Bracket& bracket, const float* bounds, double target, const Passed& passed) {
   double totals[kBoundsPerPass];
-  add_weights(scratch.weights.data(), static_cast<int64_t>(scratch.sums.size()), stride, bounds, totals);
+  add_weights(passed.weights, passed.blocks, passed.stride, bounds, totals);
+  for (double& total : totals) total += passed.above;
   Bracket closer = bracket;
   for (int i = 0; i < kBoundsPerPass; ++i) {
     if (totals[i] < target) {
@@ -59,13 +72,13 @@ Bracket split(const Bracket& bracket, const float* bounds, double target, int64_
   return closer;
 }
 
-Bracket halve_twice(const Bracket& bracket, double target, int64_t stride, const SamplingScratch& scratch) {
+Bracket halve_twice(const Bracket& bracket, double target, const Passed& passed) {
   float bounds[kBoundsPerPass];
   const int64_t width = bracket.end - bracket.least;
   for (int i = 0; i < kBoundsPerPass; ++i) {
     bounds[i] = float_of(bracket.least + static_cast<int32_t>(width * (i + 1) / (kBoundsPerPass + 1)));
   }
-  return split(bracket, bounds, target, stride, scratch);
+  return split(bracket, bounds, target, passed);
 }
 
 // What is left of a bracket if a sample of the blocks is like all: right or wrong, a place to split it.
@@ -73,13 +86,15 @@ Bracket split_by_sample(const Bracket& bracket, double top_p, const SamplingScra
   Bracket guess = bracket;
   double total = 0.0;
   for (size_t block = 0; block < scratch.sums.size(); block += kSampleStride) total += scratch.sums[block];
+  Passed sample = whole_row(scratch);
+  sample.stride = kSampleStride;
   while (guess.end - guess.least > kGuessWidth) {
-    guess = halve_twice(guess, top_p * total, kSampleStride, scratch);
+    guess = halve_twice(guess, top_p * total, sample);
   }
   const int32_t least = std::max(guess.least - kGuessWidth, bracket.least);
   const int32_t end = std::min(guess.end + kGuessWidth, bracket.end);
   const float bounds[kBoundsPerPass] = {float_of(least), float_of(guess.least), float_of(end)};
-  return split(bracket, bounds, top_p * bracket.total_of_least, 1, scratch);
+  return split(bracket, bounds, top_p * bracket.total_of_least, whole_row(scratch));
 }
 
 // No token of weight below (1 - top_p) * total / size is kept: all such tokens together are too few to
@@ -88,40 +103,45 @@ Bracket find_bracket(double top_p, double total, const SamplingScratch& scratch)
   const double least = 0.5 * (1.0 - top_p) * total / static_cast<double>(scratch.weights.size());
   const float bound = std::max(static_cast<float>(least), std::numeric_limits<float>::min());
   Bracket bracket{bits_of(bound), bits_of(1.0f) + 1, total, 0.0};
-  if (!bracket.is_narrow()) bracket = split_by_sample(bracket, top_p, scratch);
-  while (!bracket.is_narrow()) bracket = halve_twice(bracket, top_p * total, 1, scratch);
+  if (!bracket.is_narrow(kListTokens)) bracket = split_by_sample(bracket, top_p, scratch);
+  while (!bracket.is_narrow(kListTokens)) bracket = halve_twice(bracket, top_p * total, whole_row(scratch));
   return bracket;
 }
 
-// The tokens inside of the bracket, in order of their ids.
-TokenList tokens_between(float least, float end, SamplingScratch& scratch) {
-  const int64_t blocks = static_cast<int64_t>(scratch.sums.size());
-  scratch.counts.resize(blocks);
-  count_weights(scratch.weights.data(), blocks, least, end, scratch.counts.data());
-  int64_t size = 0;
-  for (const int32_t count : scratch.counts) size += count;
-  scratch.kept_ids.resize(size);
-  scratch.kept_weights.resize(size);
-  int64_t found = 0;
-  for (int64_t block = 0; block < blocks; ++block) {
-    if (scratch.counts[block] == 0) continue;
-    for (int64_t i = block * kVocabularyBlock; i < (block + 1) * kVocabularyBlock; ++i) {
-      const float weight = scratch.weights[i];
-      if (weight < least || weight >= end) continue;
-      scratch.kept_ids[found] = static_cast<int32_t>(i);
-      scratch.kept_weights[found] = weight;
-      ++found;
-    }
+// The tokens inside of the bracket, in order of their ids. Behind their weights whole blocks are zero.
+TokenList tokens_inside(const Bracket& bracket, SamplingScratch& scratch) {
+  scratch.kept_ids.resize(scratch.weights.size());
+  int32_t* ids = scratch.kept_ids.data();
+  const int64_t size = find_between(scratch.weights.data(), static_cast<int64_t>(scratch.weights.size()),
+                                    float_of(bracket.least), float_of(bracket.end), ids);
+  scratch.kept_weights.assign(vocabulary_blocks(size) * kVocabularyBlock, 0.0f);
+  float* weights = scratch.kept_weights.data();
+  for (int64_t i = 0; i < size; ++i) weights[i] = scratch.weights[ids[i]];
+  return {ids, weights, weights, size};
+}
+
+// Narrows bracket and list until the tokens left are few.
+void close_in(Bracket& bracket, TokenList& tokens, double target) {
+  const Passed list{tokens.weights, vocabulary_blocks(tokens.size), 1, bracket.total_of_end};
+  while (!bracket.is_narrow(kFewTokens)) bracket = halve_twice(bracket, target, list);
+  const float least = float_of(bracket.least), end = float_of(bracket.end);
+  int64_t kept = 0;
+  for (int64_t i = 0; i < tokens.size; ++i) {
+    const float weight = tokens.weights[i];
+    tokens.ids[kept] = tokens.ids[i];
+    tokens.weights[kept] = weight;
+    kept += static_cast<int64_t>(weight >= least) & static_cast<int64_t>(weight < end);
   }
-  return {scratch.kept_ids.data(), scratch.kept_weights.data(), scratch.kept_weights.data(), size};
+  tokens.size = kept;
 }
 
 }  // namespace
 
 Nucleus find_nucleus(double top_p, double total, SamplingScratch& scratch) {
-  const Bracket bracket = find_bracket(top_p, total, scratch);
+  Bracket bracket = find_bracket(top_p, total, scratch);
+  TokenList open = tokens_inside(bracket, scratch);
+  close_in(bracket, open, top_p * total);
   const float least = float_of(bracket.least);
-  TokenList open = tokens_between(least, float_of(bracket.end), scratch);
   for (int64_t i = 0; i < open.size; ++i) scratch.weights[open.ids[i]] = 0.0f;
   keep_largest(open, top_p * total - bracket.total_of_end);
   for (int64_t i = 0; i < open.size; ++i) scratch.weights[open.ids[i]] = open.weights[i];

@@ -32,15 +32,17 @@ bool are_distinct(std::vector<SamplerState*> states) {
 
 RowSampler::RowSampler(ThreadPool* pool) : pool_(pool), scratch_(pool == nullptr ? 1 : pool->size()) {}
 
-std::vector<Choice> RowSampler::sample(const float* logits, int64_t vocab_size,
+std::vector<Choice> RowSampler::sample(const float* logits, const float* tile_maxima, int64_t vocab_size,
                                        const std::vector<int64_t>& rows,
                                        const std::vector<SamplerState*>& states) {
+  const int64_t tiles = vocabulary_tiles(vocab_size);
   std::vector<Choice> choices(rows.size());
   std::vector<std::exception_ptr> errors(rows.size());  // a pool's thread must not throw
   const auto sample_one = [&](size_t i, SamplingScratch& scratch) {
     const SubnormalsKept kept;
     try {
-      choices[i] = sample_row(logits + rows[i] * vocab_size, *states[i], scratch);
+      const float* maxima = tile_maxima == nullptr ? nullptr : tile_maxima + rows[i] * tiles;
+      choices[i] = sample_row(logits + rows[i] * vocab_size, maxima, *states[i], scratch);
     } catch (...) {
       errors[i] = std::current_exception();
     }

@@ -17,9 +17,9 @@ class RowSampler {
   explicit RowSampler(ThreadPool* pool = nullptr);
 
   // A choice for each of `rows` of logits [row][vocab_size], recorded in the row's state. The pool, if any,
-  // must be at rest.
-  std::vector<Choice> sample(const float* logits, int64_t vocab_size, const std::vector<int64_t>& rows,
-                             const std::vector<SamplerState*>& states);
+  // must be at rest. `tile_maxima` [row][vocabulary_tiles(vocab_size)] are those of the logits, or null.
+  std::vector<Choice> sample(const float* logits, const float* tile_maxima, int64_t vocab_size,
+                             const std::vector<int64_t>& rows, const std::vector<SamplerState*>& states);
 
  private:
   ThreadPool* pool_;

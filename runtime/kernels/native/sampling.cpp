@@ -14,25 +14,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// One row with the maxima of its blocks, so that most blocks need not be read again.
-struct Row {
-  const float* logits;
-  int64_t size;
-  const std::vector<float>& maxima;
-  float best;
-};
-
-// The largest logit, or NaN if any is not a number.
-float find_maxima(const float* logits, int64_t size, std::vector<float>& maxima) {
-  maxima.resize(vocabulary_blocks(size));
-  return block_maxima(logits, size, maxima.data());
-}
-
-int32_t first_best(const Row& row) {
-  const auto block = std::find(row.maxima.begin(), row.maxima.end(), row.best) - row.maxima.begin();
-  const float* start = row.logits + block * kVocabularyBlock;
-  return static_cast<int32_t>(std::find(start, row.logits + row.size, row.best) - row.logits);
-}
+using Row = CandidateRow;
 
 float softmax_scale(double temperature) {
   // Finite and not 0, so that the product with a difference of logits is a number.
@@ -41,35 +23,60 @@ float softmax_scale(double temperature) {
   return static_cast<float>(std::min(std::max(1.0 / temperature, least), most));
 }
 
-// The softmax weights of the whole row into scratch.weights and scratch.sums; returns their total.
-double weigh_row(const Row& row, float scale, SamplingScratch& scratch) {
-  scratch.sums.resize(row.maxima.size());
-  scratch.weights.resize(row.maxima.size() * kVocabularyBlock);
-  softmax_weights(row.logits, row.size, row.best, scale, scratch.weights.data(), scratch.sums.data());
+// Sixteen sums side by side: one alone would wait for each addition.
+double total_of(const std::vector<double>& sums) {
+  double lanes[16] = {};
+  for (size_t i = 0; i < sums.size(); ++i) lanes[i % 16] += sums[i];
   double total = 0.0;
-  for (const double sum : scratch.sums) total += sum;
+  for (const double lane : lanes) total += lane;
   return total;
+}
+
+// The sums of the softmax weights of the row's blocks into scratch.sums; returns their total.
+double sum_row(const Row& row, float scale, SamplingScratch& scratch) {
+  scratch.sums.resize(row.maxima().size());
+  const int64_t blocks = static_cast<int64_t>(row.maxima().size());
+  row.visit_runs(0, blocks, [&](int64_t first, const float* values, int64_t count) {
+    softmax_sums(values, count, row.best(), scale, scratch.sums.data() + first);
+  });
+  return total_of(scratch.sums);
+}
+
+// The same, with the weights themselves into scratch.weights.
+double weigh_row(const Row& row, float scale, SamplingScratch& scratch) {
+  const int64_t blocks = static_cast<int64_t>(row.maxima().size());
+  scratch.sums.resize(blocks);
+  scratch.weights.resize(blocks * kVocabularyBlock);
+  row.visit_runs(0, blocks, [&](int64_t first, const float* values, int64_t count) {
+    softmax_weights(values, count, row.best(), scale, scratch.weights.data() + first * kVocabularyBlock,
+                    scratch.sums.data() + first);
+  });
+  return total_of(scratch.sums);
 }
 
 // ---------------------------------------------------------------- lists of tokens
 
 // The tokens with a logit of at least `least`.
 TokenList gather(const Row& row, float least, SamplingScratch& scratch) {
-  scratch.kept_ids.resize(row.size + 1);
+  const std::vector<float>& maxima = row.maxima();
+  scratch.kept_ids.resize(row.size());
+  scratch.kept_values.resize(row.size());
   int64_t size = 0;
-  for (size_t block = 0; block < row.maxima.size();) {
+  for (size_t block = 0; block < maxima.size();) {
     const size_t first = block;
-    while (block < row.maxima.size() && row.maxima[block] >= least) ++block;
-    const int64_t start = static_cast<int64_t>(first) * kVocabularyBlock;
-    const int64_t count = std::min(static_cast<int64_t>(block) * kVocabularyBlock, row.size) - start;
-    int32_t* found = scratch.kept_ids.data() + size;
-    const int64_t num_found = find_at_least(row.logits + start, count, least, found);
-    for (int64_t i = 0; i < num_found; ++i) found[i] += static_cast<int32_t>(start);
-    size += num_found;
-    while (block < row.maxima.size() && !(row.maxima[block] >= least)) ++block;
+    while (block < maxima.size() && maxima[block] >= least) ++block;
+    row.visit_runs(first, block, [&](int64_t index, const float* values, int64_t count) {
+      int32_t* found = scratch.kept_ids.data() + size;
+      float* found_values = scratch.kept_values.data() + size;
+      const int64_t num_found = find_between(values, count, least, kInfinity, found);
+      for (int64_t i = 0; i < num_found; ++i) {
+        found_values[i] = values[found[i]];
+        found[i] += static_cast<int32_t>(index * kVocabularyBlock);
+      }
+      size += num_found;
+    });
+    while (block < maxima.size() && !(maxima[block] >= least)) ++block;
   }
-  scratch.kept_values.resize(size);
-  for (int64_t i = 0; i < size; ++i) scratch.kept_values[i] = row.logits[scratch.kept_ids[i]];
   return {scratch.kept_ids.data(), scratch.kept_values.data(), nullptr, size};
 }
 
@@ -93,25 +100,32 @@ float least_by_min_p(float best, double temperature, double min_p) {
 }
 
 // A logit that about `count` tokens reach, and likely no fewer. The count-th largest of the block maxima
-// is such a logit for certain; beyond that, the first token of each block is a sample of all, and its rank
-// is off by more than four standard errors in one row of thirty thousand.
-float least_by_count(const Row& row, int64_t count) {
-  const int64_t blocks = static_cast<int64_t>(row.maxima.size());
-  if (count <= blocks) return nth_largest(row.maxima, count);
+// is such a logit for certain. Beyond half of the blocks that is far too low, and it is likely that of the
+// blocks a share of 1 - exp(-tokens / blocks) has a token that large, as if tokens fell into blocks by
+// chance; and where nearly all have one, the first token of each block is a sample of all. Likely means
+// four standard errors.
+float least_by_count(const Row& row, int64_t count, SamplingScratch& scratch) {
+  const int64_t blocks = static_cast<int64_t>(row.maxima().size());
+  const double likely = static_cast<double>(count) + 4.0 * std::sqrt(static_cast<double>(count));
+  const double share = 1.0 - std::exp(-likely / static_cast<double>(blocks));
+  const int64_t with_one = static_cast<int64_t>(share * static_cast<double>(blocks)) + 1;
+  if (count <= blocks || share < 0.9) {
+    return nth_largest(row.maxima().data(), blocks, std::min(count, with_one), scratch.keys);
+  }
   const double expected = static_cast<double>(count) / kVocabularyBlock;
   const int64_t rank = static_cast<int64_t>(expected + 4.0 * std::sqrt(expected)) + 1;
   if (rank > blocks) return -kInfinity;
   std::vector<float> sample(blocks);
-  for (int64_t block = 0; block < blocks; ++block) sample[block] = row.logits[block * kVocabularyBlock];
-  return nth_largest(sample, rank);
+  for (int64_t block = 0; block < blocks; ++block) sample[block] = row.block(block)[0];
+  return nth_largest(sample.data(), blocks, rank, scratch.keys);
 }
 
 // The `count` tokens of largest logit, of those with a logit of at least `least`.
 TokenList largest_tokens(const Row& row, int64_t count, float least, SamplingScratch& scratch) {
-  const float likely = least_by_count(row, count);
+  const float likely = least_by_count(row, count, scratch);
   TokenList kept = gather(row, std::max(least, likely), scratch);
   if (kept.size < count && likely > least) kept = gather(row, least, scratch);
-  if (count < kept.size) keep_largest(kept, static_cast<double>(count));
+  keep_first(kept, count, scratch.keys);
   return kept;
 }
 
@@ -135,8 +149,21 @@ int64_t invert(const Number* weights, int64_t size, double& target) {
   return last;
 }
 
+// Among all tokens of the row, whose sums of weights scratch.sums has.
+int32_t draw_from_row(const Row& row, float scale, double total, double uniform,
+                      const SamplingScratch& scratch) {
+  double target = uniform * total;
+  const int64_t block = invert(scratch.sums.data(), static_cast<int64_t>(scratch.sums.size()), target);
+  float weights[kVocabularyBlock];
+  row.visit_runs(block, block + 1, [&](int64_t, const float* values, int64_t count) {
+    double sum;
+    softmax_weights(values, count, row.best(), scale, weights, &sum);
+  });
+  return static_cast<int32_t>(block * kVocabularyBlock + invert(weights, kVocabularyBlock, target));
+}
+
 // Among the tokens of scratch.weights that belong to the nucleus.
-int32_t draw_from_row(const SamplingScratch& scratch, const Nucleus& nucleus, double uniform) {
+int32_t draw_from_nucleus(const SamplingScratch& scratch, const Nucleus& nucleus, double uniform) {
   double target = uniform * nucleus.total;
   const int64_t block = invert(scratch.sums.data(), static_cast<int64_t>(scratch.sums.size()), target);
   const int64_t start = block * kVocabularyBlock;
@@ -159,13 +186,14 @@ int32_t draw_from_list(const TokenList& tokens, double uniform) {
 TokenList filtered_tokens(const Row& row, const SamplingSettings& settings, float scale,
                           SamplingScratch& scratch) {
   const float least =
-      settings.min_p > 0.0 ? least_by_min_p(row.best, settings.temperature, settings.min_p) : -kInfinity;
-  const bool counts = settings.top_k > 0 && settings.top_k < row.size;
+      settings.min_p > 0.0 ? least_by_min_p(row.best(), settings.temperature, settings.min_p) : -kInfinity;
+  const bool counts = settings.top_k > 0 && settings.top_k < row.size();
   TokenList kept = counts ? largest_tokens(row, settings.top_k, least, scratch)
                           : gather(row, least, scratch);
   scratch.kept_weights.resize(vocabulary_blocks(kept.size) * kVocabularyBlock);
   kept.weights = scratch.kept_weights.data();
-  softmax_weights(kept.values, kept.size, row.best, scale, kept.weights, nullptr);
+  scratch.sums.resize(vocabulary_blocks(kept.size));
+  softmax_weights(kept.values, kept.size, row.best(), scale, kept.weights, scratch.sums.data());
   if (settings.top_p < 1.0) {
     double total = 0.0;
     for (int64_t i = 0; i < kept.size; ++i) total += kept.weights[i];
@@ -177,24 +205,27 @@ TokenList filtered_tokens(const Row& row, const SamplingSettings& settings, floa
 int32_t draw(const Row& row, const SamplerState& state, SamplingScratch& scratch) {
   const SamplingSettings& settings = state.settings();
   const float scale = softmax_scale(settings.temperature);
-  if (settings.min_p > 0.0 || (settings.top_k > 0 && settings.top_k < row.size)) {
+  if (settings.min_p > 0.0 || (settings.top_k > 0 && settings.top_k < row.size())) {
     return draw_from_list(filtered_tokens(row, settings, scale, scratch), state.uniform());
   }
-  Nucleus nucleus{0.0f, weigh_row(row, scale, scratch)};
-  if (settings.top_p < 1.0) nucleus = find_nucleus(settings.top_p, nucleus.total, scratch);
-  return draw_from_row(scratch, nucleus, state.uniform());
+  if (settings.top_p < 1.0) {
+    const double total = weigh_row(row, scale, scratch);
+    return draw_from_nucleus(scratch, find_nucleus(settings.top_p, total, scratch), state.uniform());
+  }
+  const double total = sum_row(row, scale, scratch);
+  return draw_from_row(row, scale, total, state.uniform(), scratch);
 }
 
 Logprobs row_logprobs(const Row& row, int64_t token_id, int32_t count, SamplingScratch& scratch) {
-  const double log_total = std::log(weigh_row(row, 1.0f, scratch));
+  const double log_total = std::log(sum_row(row, 1.0f, scratch));
   const auto logprob = [&](float logit) {
-    return static_cast<double>(logit) - static_cast<double>(row.best) - log_total;
+    return static_cast<double>(logit) - static_cast<double>(row.best()) - log_total;
   };
   Logprobs result;
   result.finite = true;
-  result.logprob = logprob(row.logits[token_id]);
+  result.logprob = logprob(row.at(token_id));
   if (count <= 0) return result;
-  const TokenList best = largest_tokens(row, std::min<int64_t>(count, row.size), -kInfinity, scratch);
+  const TokenList best = largest_tokens(row, std::min<int64_t>(count, row.size()), -kInfinity, scratch);
   for (int64_t i = 0; i < best.size; ++i) result.top.push_back({best.ids[i], logprob(best.values[i])});
   std::stable_sort(result.top.begin(), result.top.end(),
                    [](const RankedToken& a, const RankedToken& b) { return a.logprob > b.logprob; });
@@ -202,44 +233,47 @@ Logprobs row_logprobs(const Row& row, int64_t token_id, int32_t count, SamplingS
 }
 
 // The choice among the candidates, without its log probabilities.
-Choice choose(const float* logits, const SamplerState& state, SamplingScratch& scratch) {
+Choice choose(const float* logits, const float* tile_maxima, const SamplerState& state,
+              SamplingScratch& scratch) {
   const float* candidates = state.candidate_logits(logits, scratch.candidates);
-  const int64_t size = state.num_candidates();
+  Row row(candidates, state.num_candidates(), candidates == logits ? tile_maxima : nullptr, scratch.row);
   Choice choice;
-  choice.largest = find_maxima(candidates, size, scratch.maxima);
+  choice.largest = row.best();
   if (choice.largest == -kInfinity && state.has_allowed()) {  // are others of the row finite?
-    choice.largest = find_maxima(logits, state.vocab_size(), scratch.maxima);
+    choice.largest = Row(logits, state.vocab_size(), tile_maxima, scratch.row).best();
     choice.fault = ChoiceFault::no_token;
   }
   if (!std::isfinite(choice.largest)) choice.fault = ChoiceFault::not_finite;
   if (choice.fault != ChoiceFault::none) return choice;
-  Row row{candidates, size, scratch.maxima, choice.largest};
   if (state.adjusts()) {
-    scratch.adjusted.assign(candidates, candidates + size);
-    state.adjust(scratch.adjusted.data());
-    row.logits = scratch.adjusted.data();
-    row.best = find_maxima(row.logits, size, scratch.maxima);
-    if (row.best == -kInfinity) {
+    state.adjust(row);
+    if (row.best() == -kInfinity) {
       choice.fault = ChoiceFault::no_token;
       return choice;
     }
   }
   const bool greedy = state.settings().temperature == 0.0;
-  choice.token_id = state.candidate(greedy ? first_best(row) : draw(row, state, scratch));
+  choice.token_id = state.candidate(greedy ? row.first_best() : draw(row, state, scratch));
   return choice;
+}
+
+Logprobs model_logprobs(const Row& row, int64_t token_id, int32_t count, SamplingScratch& scratch) {
+  if (!std::isfinite(row.best())) return {};
+  return row_logprobs(row, token_id, count, scratch);
 }
 
 }  // namespace
 
-Choice sample_row(const float* logits, SamplerState& state, SamplingScratch& scratch) {
-  Choice choice = choose(logits, state, scratch);
+Choice sample_row(const float* logits, const float* tile_maxima, SamplerState& state,
+                  SamplingScratch& scratch) {
+  Choice choice = choose(logits, tile_maxima, state, scratch);
   if (choice.fault != ChoiceFault::none) return choice;
   const int32_t count = state.settings().logprobs;
   if (count >= 0) {  // of the model's own distribution
-    choice.logprobs = token_logprobs(logits, state.vocab_size(), choice.token_id, count, scratch);
+    const Row row(logits, state.vocab_size(), tile_maxima, scratch.row);
+    choice.logprobs = model_logprobs(row, choice.token_id, count, scratch);
     if (!choice.logprobs->finite) {  // a token that is not allowed is to blame
-      choice = {ChoiceFault::not_finite, -1, find_maxima(logits, state.vocab_size(), scratch.maxima), {}};
-      return choice;
+      return {ChoiceFault::not_finite, -1, row.best(), {}};
     }
   }
   state.append(choice.token_id);
@@ -248,9 +282,7 @@ Choice sample_row(const float* logits, SamplerState& state, SamplingScratch& scr
 
 Logprobs token_logprobs(const float* logits, int64_t vocab_size, int64_t token_id, int32_t count,
                         SamplingScratch& scratch) {
-  const Row row{logits, vocab_size, scratch.maxima, find_maxima(logits, vocab_size, scratch.maxima)};
-  if (!std::isfinite(row.best)) return {};
-  return row_logprobs(row, token_id, count, scratch);
+  return model_logprobs(Row(logits, vocab_size, nullptr, scratch.row), token_id, count, scratch);
 }
 
 }  // namespace gristmill

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bad_words.hpp"
+#include "candidate_row.hpp"
 
 namespace gristmill {
 
@@ -65,8 +66,8 @@ class SamplerState {
   // True when `adjust` has something to change.
   bool adjusts() const;
 
-  // Changes the candidates' logits in place. Each value is computed in float64 and rounded once.
-  void adjust(float* logits) const;
+  // Changes the candidates' logits. Each value is computed in float64 and rounded once.
+  void adjust(CandidateRow& row) const;
 
  private:
   struct Touched {
@@ -123,13 +124,16 @@ struct Choice {
 
 // Memory for one row's work, grown as rows need it.
 struct SamplingScratch {
-  std::vector<float> maxima, candidates, adjusted, weights, kept_values, kept_weights;
+  RowMemory row;
+  std::vector<float> candidates, weights, kept_values, kept_weights;
   std::vector<double> sums;
-  std::vector<int32_t> kept_ids, counts;
+  std::vector<int32_t> kept_ids, keys;
 };
 
-// Chooses a token and, unless there is a fault, records it in `state`.
-Choice sample_row(const float* logits, SamplerState& state, SamplingScratch& scratch);
+// Chooses a token and, unless there is a fault, records it in `state`. `tile_maxima` are those of the row
+// as tile_maxima() finds them, or null; the choice is the same.
+Choice sample_row(const float* logits, const float* tile_maxima, SamplerState& state,
+                  SamplingScratch& scratch);
 
 // The log probability of `token_id` and the `count` most probable tokens.
 Logprobs token_logprobs(const float* logits, int64_t vocab_size, int64_t token_id, int32_t count,

@@ -30,7 +30,7 @@ void check_request(const Logits& logits, int64_t row, const SamplerState* state)
 std::vector<Choice> sample_rows(const Logits& logits, const std::vector<int64_t>& rows,
                                 const std::vector<SamplerState*>& states) {
   RowSampler sampler;
-  return sample_checked(sampler, logits, rows, states);
+  return sample_checked(sampler, logits, nullptr, rows, states);
 }
 
 std::vector<Logprobs> logprobs_of_rows(const Logits& logits, const std::vector<int64_t>& token_ids,
@@ -101,15 +101,15 @@ void bind_state(py::module_& m) {
 
 }  // namespace
 
-std::vector<Choice> sample_checked(RowSampler& sampler, const Logits& logits, const std::vector<int64_t>& rows,
-                                   const std::vector<SamplerState*>& states) {
+std::vector<Choice> sample_checked(RowSampler& sampler, const Logits& logits, const float* tile_maxima,
+                                   const std::vector<int64_t>& rows, const std::vector<SamplerState*>& states) {
   check_matrix(logits);
   if (rows.size() != states.size()) throw std::invalid_argument("as many rows as states are expected");
   for (size_t i = 0; i < rows.size(); ++i) check_request(logits, rows[i], states[i]);
   const float* data = logits.data();
   const int64_t vocab_size = logits.shape(1);
   const py::gil_scoped_release release;
-  return sampler.sample(data, vocab_size, rows, states);
+  return sampler.sample(data, tile_maxima, vocab_size, rows, states);
 }
 
 void bind_sampling(py::module_& m) {

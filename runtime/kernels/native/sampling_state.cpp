@@ -132,12 +132,17 @@ bool SamplerState::adjusts() const {
   return too_short() || has_bias_ || settings_.has_penalties() || !bad_words_.empty();
 }
 
-void SamplerState::adjust(float* logits) const {
-  for (const Touched& token : touched_) logits[token.place] = adjusted(logits[token.place], token);
+void SamplerState::adjust(CandidateRow& row) const {
+  row.begin_changes();
+  for (const Touched& token : touched_) {
+    float& logit = row.change(token.place);
+    logit = adjusted(logit, token);
+  }
   bad_words_.visit([&](int64_t token_id) {  // last, as nothing lifts a token from -infinity
     const int64_t place = place_of(token_id);
-    if (place >= 0) logits[place] = -std::numeric_limits<float>::infinity();
+    if (place >= 0) row.change(place) = -std::numeric_limits<float>::infinity();
   });
+  row.end_changes();
 }
 
 // Repetition (CTRL, Keskar et al. 2019) counts prompt and output, the other penalties the output alone.

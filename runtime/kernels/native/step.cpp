@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "vocabulary_passes.hpp"
+
 namespace gristmill {
 namespace {
 
@@ -13,6 +15,8 @@ constexpr int kTileCallTokens = 64;         // and of one call, where calls can 
 constexpr int kRedundantTokens = 4;         // up to here every thread prepares the input for itself
 constexpr int64_t kBlockBytes = 384 << 10;  // input that stays in the second level cache
 constexpr int64_t kTileBlockBytes = 1 << 20;
+
+static_assert(kTileRows == kVocabularyTile, "the sampler's tiles are those of the head");
 
 constexpr Norm kNoNorm{nullptr, 0, 0};
 
@@ -98,9 +102,10 @@ Step::Step(const KernelTable& kernels, const Model& model, KvCache& cache, Threa
   }
 }
 
-int Step::run(const Batch& batch, float* logits) {
+int Step::run(const Batch& batch, float* logits, float* tile_maxima) {
   batch_ = &batch;
   logits_ = logits;
+  tile_maxima_ = tile_maxima;
   not_finite_ = -1;
   reserve(batch);
   pool_.run([this](int thread) { forward(thread); });
@@ -196,7 +201,15 @@ void Step::head(int thread) {
   const StepInput& input = batch_->input;
   const Activations x = prepare(thread, model_.head, space_.hidden.as<float>(), hidden_stride_, model_.final_norm,
                                 input.logit_rows, input.rows, model_.hidden_size);
-  project(thread, model_.head, x, false, logits_, model_.vocab_size);
+  const Linear& linear = model_.head;
+  const int64_t stride = model_.vocab_size;
+  multiply(thread, linear, x, [&](int tile, const float* out, int first, int count) {
+    const int width = linear.outputs[tile].count;
+    const float* bias = linear.bias == nullptr ? nullptr : linear.bias + tile * kTileRows;
+    float* logits = logits_ + first * stride + linear.outputs[tile].column;
+    kernels_.store_tile(out, count, width, bias, false, logits, stride);
+    tile_maxima(logits, count, width, stride, tile_maxima_ + first * linear.tiles() + tile, linear.tiles());
+  });
   next(thread, Operation::head);
   if (options_.debug_nan) {
     check_finite(thread, static_cast<int>(model_.layers.size()), logits_,

@@ -24,9 +24,10 @@ class Step {
  public:
   Step(const KernelTable& kernels, const Model& model, KvCache& cache, ThreadPool& pool, StepOptions options);
 
-  // Writes logits [rows][vocab_size] of the asked rows. Returns -1, or with debug_nan the first layer
+  // Writes logits [rows][vocab_size] of the asked rows, and the maxima [rows][tiles] of their tiles: what a
+  // sampler would otherwise read them all for. Returns -1, or with debug_nan the first layer
   // whose output is not finite (the number of layers for the head).
-  int run(const Batch& batch, float* logits);
+  int run(const Batch& batch, float* logits, float* tile_maxima);
 
   // Seconds that thread 0 spent by operation, waiting included; with `profile` only.
   const double* seconds() const { return seconds_; }
@@ -58,6 +59,7 @@ class Step {
   Workspace space_;
   const Batch* batch_ = nullptr;
   float* logits_ = nullptr;
+  float* tile_maxima_ = nullptr;
   std::vector<AttendPlan> plans_;  // one a layer, shared by layers of one shape
   std::vector<int> plan_of_;
   int64_t hidden_stride_, qkv_stride_, attended_stride_, gated_stride_;

@@ -38,17 +38,23 @@ struct Extent {
 };
 
 // Whole numbers, as only their maximum may be taken in any order under the rules for floats.
-GRISTMILL_INLINE float block_maximum(const float* block, Extent& extent) {
+GRISTMILL_INLINE float maximum(const float* values, int64_t count, Extent& extent) {
   int32_t most = std::numeric_limits<int32_t>::min();
   int32_t magnitude = 0;
-  for (int i = 0; i < kVocabularyBlock; ++i) {
-    const int32_t bits = bits_of(block[i] + 0.0f);  // both zeros are one
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t bits = bits_of(values[i] + 0.0f);  // both zeros are one
     most = std::max(most, ordered(bits));
     magnitude = std::max(magnitude, bits & 0x7fffffff);
   }
   extent.most = std::max(extent.most, most);
   extent.magnitude = std::max(extent.magnitude, magnitude);
   return float_of(ordered(most));
+}
+
+GRISTMILL_INLINE float tile_maximum(const float* values, int64_t count) {
+  Extent extent;
+  const float most = maximum(values, count, extent);
+  return extent.magnitude > kInfinityBits ? std::numeric_limits<float>::quiet_NaN() : most;
 }
 
 // 2^y for y in [-126, 0], by a minimax polynomial of the fraction; 0 below. As unsigned numbers the bits
@@ -61,11 +67,10 @@ GRISTMILL_INLINE float power_of_two(float y) {
   const float x = float_of(static_cast<int32_t>(std::min(bits, kLeast)));
   const float shifted = x + kMagic;
   const float f = x - (shifted - kMagic);
-  float p = f * 0.00015353361959569156f + 0.0013398873852565885f;
-  p = p * f + 0.00961843691766262f;
-  p = p * f + 0.055503323674201965f;
-  p = p * f + 0.24022647738456726f;
-  p = p * f + 0.6931471824645996f;
+  float p = f * 0.001326467958278954f + 0.009671502746641636f;
+  p = p * f + 0.05550733953714371f;
+  p = p * f + 0.24022242426872253f;
+  p = p * f + 0.6931470036506653f;
   p = p * f + 1.0f;
   const int32_t exponent = static_cast<int32_t>(static_cast<uint32_t>(bits_of(shifted)) << 23);
   return float_of((bits_of(p) + exponent) & inside);
@@ -76,6 +81,16 @@ GRISTMILL_INLINE float at_least(float weight, int32_t least_bits) {
   const int32_t bits = bits_of(weight);
   return float_of(bits & -static_cast<int32_t>(bits >= least_bits));
 }
+
+// The last, partial block with the lowest value behind its end.
+struct PaddedBlock {
+  float values[kVocabularyBlock];
+
+  PaddedBlock(const float* from, int64_t count) {
+    std::fill_n(values, kVocabularyBlock, -std::numeric_limits<float>::infinity());
+    std::copy_n(from, count, values);
+  }
+};
 
 constexpr int64_t kBlocksInFloat32 = 16;  // so many blocks are added up before float64 takes over
 constexpr int kQuarter = kVocabularyBlock / 4;
@@ -96,57 +111,65 @@ GRISTMILL_INLINE double sum_of_sixteen(float* sums) {
 }
 static_assert(kQuarter == 16, "sixteen sums of a block are added up");
 
-GRISTMILL_INLINE double block_sum(const float* weights, int32_t least_bits) {
-  float sums[kQuarter] = {};
-  add_block(weights, least_bits, sums);
-  return sum_of_sixteen(sums);
+// The sums of up to sixteen blocks from their sixteen lanes each, step by step for all: a block alone would
+// be a chain of shuffles.
+constexpr int64_t kGroup = 16;
+using Lanes = float[kGroup][kQuarter];
+
+GRISTMILL_INLINE void sum_lanes(Lanes& lanes, int64_t blocks, double* sums) {
+  for (int64_t block = 0; block < kGroup; ++block) {
+    for (int i = 0; i < 8; ++i) lanes[block][i] += lanes[block][i + 8];
+  }
+  for (int64_t block = 0; block < kGroup; ++block) {
+    for (int i = 0; i < 4; ++i) lanes[block][i] += lanes[block][i + 4];
+  }
+  for (int64_t block = 0; block < blocks; ++block) {
+    const float* four = lanes[block];
+    sums[block] = (four[0] + four[1]) + (four[2] + four[3]);
+  }
 }
 
-GRISTMILL_INLINE double block_weights(const float* block, float best, float binary_scale, float* weights) {
+GRISTMILL_INLINE void block_weights(const float* block, float best, float binary_scale, float* weights) {
   for (int i = 0; i < kVocabularyBlock; ++i) weights[i] = power_of_two((block[i] - best) * binary_scale);
-  return block_sum(weights, 0);
 }
 
-GRISTMILL_INLINE int32_t count_between(const float* block, int32_t least_bits, int32_t end_bits) {
-  int32_t count = 0;
-  for (int i = 0; i < kVocabularyBlock; ++i) {
-    const int32_t bits = bits_of(block[i]);
-    count += static_cast<int32_t>(bits >= least_bits) & static_cast<int32_t>(bits < end_bits);
-  }
-  return count;
-}
-
-constexpr int kMarksPerWord = 8;
-
-// A byte of 0 or 1 for each value, eight of them in a word.
-GRISTMILL_INLINE void mark_at_least(const float* block, float least, uint64_t* words) {
-  uint8_t marks[kVocabularyBlock];
-  for (int i = 0; i < kVocabularyBlock; ++i) marks[i] = static_cast<uint8_t>(block[i] >= least);
-  std::memcpy(words, marks, sizeof marks);
-}
-
-// Each place is written before it is known to stay.
-GRISTMILL_INLINE int64_t marked_places(const uint64_t* words, int64_t start, int32_t* places) {
-  int64_t found = 0;
-  for (int i = 0; i < kVocabularyBlock / kMarksPerWord; ++i) {
-    if (words[i] == 0) continue;
-    for (int j = 0; j < kMarksPerWord; ++j) {
-      places[found] = static_cast<int32_t>(start + i * kMarksPerWord + j);
-      found += static_cast<int64_t>(words[i] >> (8 * j) & 1);
+// The softmax weights of a list of values; memory(start) is where those of a block go.
+template <typename Memory>
+GRISTMILL_INLINE void softmax(const float* values, int64_t count, float best, float scale, double* sums,
+                              const Memory& memory) {
+  const int64_t blocks = vocabulary_blocks(count);
+  const float binary_scale = scale * 1.44269504088896341f;
+  for (int64_t first = 0; first < blocks; first += kGroup) {
+    const int64_t end = std::min(first + kGroup, blocks);
+    Lanes lanes = {};
+    for (int64_t block = first; block < end; ++block) {
+      const int64_t start = block * kVocabularyBlock;
+      float* weights = memory(start);
+      if (start + kVocabularyBlock <= count) {
+        block_weights(values + start, best, binary_scale, weights);
+      } else {
+        const PaddedBlock last(values + start, count - start);
+        block_weights(last.values, best, binary_scale, weights);
+      }
+      add_block(weights, 0, lanes[block - first]);
     }
+    sum_lanes(lanes, end - first, sums + first);
   }
-  return found;
 }
 
-// The last, partial block with the lowest value behind its end.
-struct PaddedBlock {
-  float values[kVocabularyBlock];
-
-  PaddedBlock(const float* from, int64_t count) {
-    std::fill_n(values, kVocabularyBlock, -std::numeric_limits<float>::infinity());
-    std::copy_n(from, count, values);
+// A bit for each value of a block in [least, end). The product moves the lowest bits of eight
+// bytes side by side.
+GRISTMILL_INLINE uint64_t mask_between(const float* block, float least, float end) {
+  uint8_t marks[kVocabularyBlock];
+  for (int i = 0; i < kVocabularyBlock; ++i) {
+    marks[i] = static_cast<uint8_t>(block[i] >= least) & static_cast<uint8_t>(block[i] < end);
   }
-};
+  uint64_t words[kVocabularyBlock / 8];
+  std::memcpy(words, marks, sizeof marks);
+  uint64_t mask = 0;
+  for (int i = 0; i < kVocabularyBlock / 8; ++i) mask |= (words[i] * 0x0102040810204080u) >> 56 << (8 * i);
+  return mask;
+}
 
 }  // namespace
 
@@ -155,39 +178,65 @@ float block_maxima(const float* values, int64_t count, float* maxima) {
   Extent extent;
   const int64_t whole = count / kVocabularyBlock;
   for (int64_t block = 0; block < whole; ++block) {
-    maxima[block] = block_maximum(values + block * kVocabularyBlock, extent);
+    maxima[block] = maximum(values + block * kVocabularyBlock, kVocabularyBlock, extent);
   }
   if (whole * kVocabularyBlock < count) {
     const PaddedBlock last(values + whole * kVocabularyBlock, count - whole * kVocabularyBlock);
-    maxima[whole] = block_maximum(last.values, extent);
+    maxima[whole] = maximum(last.values, kVocabularyBlock, extent);
   }
   if (extent.magnitude > kInfinityBits) return std::numeric_limits<float>::quiet_NaN();
   return float_of(ordered(extent.most));
 }
 
 GRISTMILL_EVERY_WIDTH
+void tile_maxima(const float* values, int64_t rows, int64_t count, int64_t stride, float* maxima,
+                 int64_t maxima_stride) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* tile = values + row * stride;
+    maxima[row * maxima_stride] =
+        count == kVocabularyTile ? tile_maximum(tile, kVocabularyTile) : tile_maximum(tile, count);
+  }
+}
+
+GRISTMILL_EVERY_WIDTH
+float merge_maxima(const float* tiles, int64_t count, float* maxima) {
+  static_assert(kVocabularyBlock == 2 * kVocabularyTile, "a block is two tiles");
+  int32_t most = ~kInfinityBits;
+  for (int64_t block = 0; block < count / 2; ++block) {
+    const int32_t larger =
+        std::max(ordered(bits_of(tiles[2 * block])), ordered(bits_of(tiles[2 * block + 1])));
+    maxima[block] = float_of(ordered(larger));
+    most = std::max(most, larger);
+  }
+  if (count % 2 != 0) {
+    maxima[count / 2] = tiles[count - 1];
+    most = std::max(most, ordered(bits_of(tiles[count - 1])));
+  }
+  return float_of(ordered(most));
+}
+
+GRISTMILL_EVERY_WIDTH
 void softmax_weights(const float* values, int64_t count, float best, float scale, float* weights,
                      double* sums) {
-  const int64_t blocks = vocabulary_blocks(count);
-  const float binary_scale = scale * 1.44269504088896341f;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t start = block * kVocabularyBlock;
-    double sum;
-    if (start + kVocabularyBlock <= count) {
-      sum = block_weights(values + start, best, binary_scale, weights + start);
-    } else {
-      const PaddedBlock last(values + start, count - start);
-      sum = block_weights(last.values, best, binary_scale, weights + start);
-    }
-    if (sums != nullptr) sums[block] = sum;
-  }
+  softmax(values, count, best, scale, sums, [weights](int64_t start) { return weights + start; });
+}
+
+GRISTMILL_EVERY_WIDTH
+void softmax_sums(const float* values, int64_t count, float best, float scale, double* sums) {
+  float weights[kVocabularyBlock];
+  softmax(values, count, best, scale, sums, [&weights](int64_t) { return weights; });
 }
 
 GRISTMILL_EVERY_WIDTH
 void sum_weights(const float* weights, int64_t blocks, float least, double* sums) {
   const int32_t least_bits = bits_of(least);
-  for (int64_t block = 0; block < blocks; ++block) {
-    sums[block] = block_sum(weights + block * kVocabularyBlock, least_bits);
+  for (int64_t first = 0; first < blocks; first += kGroup) {
+    const int64_t end = std::min(first + kGroup, blocks);
+    Lanes lanes = {};
+    for (int64_t block = first; block < end; ++block) {
+      add_block(weights + block * kVocabularyBlock, least_bits, lanes[block - first]);
+    }
+    sum_lanes(lanes, end - first, sums + first);
   }
 }
 
@@ -210,26 +259,31 @@ void add_weights(const float* weights, int64_t blocks, int64_t stride, const flo
 }
 
 GRISTMILL_EVERY_WIDTH
-void count_weights(const float* weights, int64_t blocks, float least, float end, int32_t* counts) {
-  const int32_t least_bits = bits_of(least);
-  const int32_t end_bits = bits_of(end);
-  for (int64_t block = 0; block < blocks; ++block) {
-    counts[block] = count_between(weights + block * kVocabularyBlock, least_bits, end_bits);
-  }
-}
-
-GRISTMILL_EVERY_WIDTH
-int64_t find_at_least(const float* values, int64_t count, float least, int32_t* places) {
-  uint64_t words[kVocabularyBlock / kMarksPerWord];
+int64_t find_between(const float* values, int64_t count, float least, float end, int32_t* places) {
   const int64_t whole = count / kVocabularyBlock * kVocabularyBlock;
   int64_t found = 0;
   for (int64_t start = 0; start < whole; start += kVocabularyBlock) {
-    mark_at_least(values + start, least, words);
-    found += marked_places(words, start, places + found);
+    for (uint64_t mask = mask_between(values + start, least, end); mask != 0; mask &= mask - 1) {
+      places[found++] = static_cast<int32_t>(start + __builtin_ctzll(mask));
+    }
   }
   for (int64_t i = whole; i < count; ++i) {
-    if (values[i] >= least) places[found++] = static_cast<int32_t>(i);
+    if (values[i] >= least && values[i] < end) places[found++] = static_cast<int32_t>(i);
   }
+  return found;
+}
+
+GRISTMILL_EVERY_WIDTH
+void order_keys(const float* values, int64_t count, int32_t* keys) {
+  for (int64_t i = 0; i < count; ++i) keys[i] = ordered(bits_of(values[i] + 0.0f));
+}
+
+float value_of_key(int32_t key) { return float_of(ordered(key)); }
+
+GRISTMILL_EVERY_WIDTH
+int64_t count_keys(const int32_t* keys, int64_t count, int32_t least) {
+  int32_t found = 0;
+  for (int64_t i = 0; i < count; ++i) found += static_cast<int32_t>(keys[i] >= least);
   return found;
 }
 

@@ -84,6 +84,16 @@ def test_no_work_ever_costs_less_than_nothing() -> None:
         assert min(model.weights) >= 0
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_times_that_are_noise_alone_leave_every_step_a_cost(seed: int) -> None:
+    """A machine so busy that one step takes a thousand times as long as the same step before it."""
+    choose, model = random.Random(seed), CostModel()
+    for _ in range(400):
+        work = StepWork(choose.randint(1, 64), choose.uniform(0, 4096), choose.randint(0, 1), 0, 0)
+        model.observe(work, 10 ** choose.uniform(-6, 1))
+        assert model.predict(StepWork()) > 0
+
+
 def test_what_no_step_shows_keeps_its_first_guess() -> None:
     model = CostModel()
     first = model.weights

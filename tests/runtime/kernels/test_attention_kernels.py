@@ -201,6 +201,48 @@ def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type
     np.testing.assert_array_equal(together, alone)
 
 
+@pytest.mark.parametrize("head_dim", [16, 32, 40, 48, 64, 80, 96, 112, 128, 144, 176, 192, 240, 256])
+@pytest.mark.parametrize("kv_type", ["bfloat16", "int8"])
+def test_every_number_of_rows_gives_a_row_the_bits_that_it_gives_alone(kv_type: str, head_dim: int) -> None:
+    isa = _ISAS[-1]  # with the most ways to take rows together
+    cache = _cache(isa, kv_type, head_dim, 40)
+    queries = _queries(16, head_dim)
+    positions = np.arange(24, 40, dtype=np.int32)
+    for how in ({}, {"window": 17}, {"softcap": 2.0}):
+        alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(16)]
+        for rows in range(2, 17):
+            together = _attend(isa, cache, queries[:rows], positions[:rows], **how)
+            np.testing.assert_array_equal(together, alone[:rows])
+
+
+@pytest.mark.parametrize("kv_type", ["bfloat16", "int8"])
+@pytest.mark.parametrize("isa", _FAST)
+def test_prefill_in_any_chunks_gives_the_bits_of_decode_at_every_position(isa: str, kv_type: str) -> None:
+    cache = _cache(isa, kv_type, 48, 290)
+    queries = _queries(290, 48)
+    positions = np.arange(290, dtype=np.int32)
+    for how in ({}, {"window": 70, "softcap": 3.0}):
+        alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(290)]
+        for chunk in (3, 15, 16):
+            starts = range(0, 290, chunk)
+            chunks = [slice(start, start + chunk) for start in starts]
+            together = [_attend(isa, cache, queries[c], positions[c], **how) for c in chunks]
+            np.testing.assert_array_equal(np.concatenate(together), alone)
+
+
+@pytest.mark.parametrize("isa", _ISAS)
+def test_a_scale_that_is_not_finite_reaches_only_rows_that_see_it(isa: str) -> None:
+    cache = _cache(isa, "int8", 64, 40)
+    queries = _queries(12, 64)
+    positions = np.arange(28, 40, dtype=np.int32)
+    before = _attend(isa, cache, queries, positions)
+    broken = np.full(64, np.nan, np.float32)
+    _native.append(isa, cache.layout, cache.units, cache.order[2], 1, cache.keys[33], broken)
+    after = _attend(isa, cache, queries, positions)
+    np.testing.assert_array_equal(after[:5], before[:5])
+    assert np.isnan(after[5:]).all()
+
+
 @pytest.mark.parametrize("kv_type", _KV_TYPES)
 @pytest.mark.parametrize("isa", _FAST)
 def test_rows_far_apart_give_the_bits_that_they_give_alone(isa: str, kv_type: str) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from gristmill.runtime.errors import GristmillError
+from gristmill.runtime.executors.base import SequenceStep
 from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.sampling.sampler import RowSampler, SampledToken, sample_rows
 from gristmill.runtime.sampling.state import SamplerState, make_sampler_state
-from tests.runtime.executors.native.tiny_engines import OpenExecutor, TinyEngine
+from tests.runtime.executors.native.test_diagnostics import first_scale
+from tests.runtime.executors.native.tiny_engines import VOCABULARY, OpenExecutor, TinyEngine, random_tokens
 
 VOCAB = 5000
 PARAMS = [
@@ -27,7 +31,7 @@ PARAMS = [
 ROWS = 3 * len(PARAMS)
 
 
-def make_states() -> list[SamplerState]:
+def make_states(vocab_size: int = VOCAB) -> list[SamplerState]:
     return [
         make_sampler_state(
             PARAMS[i % len(PARAMS)],
@@ -35,7 +39,7 @@ def make_states() -> list[SamplerState]:
             index=0,
             prompt_token_ids=(1, 2),
             end_token_ids=(0,),
-            vocab_size=VOCAB,
+            vocab_size=vocab_size,
         )
         for i in range(ROWS)
     ]
@@ -78,3 +82,43 @@ def test_a_row_that_is_not_finite_fails_alone_among_threads(
     executor = open_native(tiny_engine("shared key heads", "mixed").file, threads=2)
     outcomes = sample_rows(logits, range(ROWS), make_states(), executor)
     assert [i for i, outcome in enumerate(outcomes) if isinstance(outcome, GristmillError)] == [4]
+
+
+PREFILL = SequenceStep(random_tokens(1, ROWS), 0, range(2), "all")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_steps_own_logits_give_the_tokens_of_a_copy(
+    tiny_engine: Callable[[str, str], TinyEngine], open_native: OpenExecutor, threads: int
+) -> None:
+    """The maxima that the head writes are those that the sampler finds in logits from elsewhere."""
+    executor = open_native(tiny_engine("shared key heads", "mixed").file, threads=threads)
+    assert isinstance(executor, RowSampler)
+    logits = executor.execute([PREFILL])
+    own, copied = make_states(VOCABULARY), make_states(VOCABULARY)
+    for _ in range(4):
+        expected = sample_rows(logits.copy(), range(ROWS), copied)
+        assert sample_rows(logits, range(ROWS), own, executor) == expected
+
+
+def test_a_steps_own_logits_cannot_be_changed(
+    tiny_engine: Callable[[str, str], TinyEngine], open_native: OpenExecutor
+) -> None:
+    logits = open_native(tiny_engine("shared key heads", "mixed").file).execute([PREFILL])
+    with pytest.raises(ValueError, match="read-only"):
+        logits[0, 0] = 1.0
+
+
+def test_a_head_that_is_not_a_number_leaves_no_token(
+    tiny_engine: Callable[[str, str], TinyEngine], open_native: OpenExecutor, tmp_path: Path
+) -> None:
+    engine = tiny_engine("shared key heads", "plain").file
+    data = bytearray(engine.path.read_bytes())
+    scale = first_scale(engine.head)
+    data[scale : scale + 4] = np.float32(np.nan).tobytes()
+    (tmp_path / "weights.bin").write_bytes(data)
+    executor = open_native(replace(engine, path=tmp_path / "weights.bin"))
+    logits = executor.execute([PREFILL])
+    assert np.isnan(logits).any(axis=1).all()
+    outcomes = sample_rows(logits, range(ROWS), make_states(VOCABULARY), executor)
+    assert all(isinstance(outcome, GristmillError) for outcome in outcomes)
