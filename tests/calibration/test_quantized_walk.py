@@ -57,7 +57,7 @@ def test_about_as_many_rows_are_kept_as_were_asked_for(tiny_llama: Path, keep_ro
 def test_the_rows_that_are_kept_do_not_depend_on_batches(size: int) -> None:
     rows = torch.arange(40.0).view(20, 2)
     observer = InputObserver("x", 2, keep_every=5)
-    for batch in rows.split(size):
+    for batch in torch.split(rows, size):
         observer.update(batch)
     kept = observer.statistics().rows
     assert kept is not None
