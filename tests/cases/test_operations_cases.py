@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,8 +71,22 @@ def test_c01_the_flag_that_the_error_names_starts_the_model(folder: EngineFolder
     assert {"work", "KV", "left"} <= set(table)
 
 
+@contextmanager
+def neighbour(megabytes: int) -> Iterator[None]:
+    """Another process holds so much memory meanwhile."""
+    script = f"held = b'x' * ({megabytes} << 20); print('ready', flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield
+        process.kill()
+
+
 def test_c02_the_cache_is_sized_by_what_is_free_and_the_others_are_named(folder: EngineFolder) -> None:
-    with pytest.raises(OutsideError, match="others hold ") as caught:
+    with neighbour(512), pytest.raises(OutsideError, match="others hold ") as caught:
         load_engine(folder, free=FreeMemory(100 * MIB, "available on this machine"))
     named = re.findall(r"\(pid (\d+)\) ([\d,]+) MiB", str(caught.value))
     assert named
