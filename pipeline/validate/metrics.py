@@ -131,7 +131,7 @@ def _perplexity(losses: NDArray[np.float64]) -> float:
 
 
 def _log_softmax(logits: NDArray[np.float32]) -> torch.Tensor:
-    return torch.log_softmax(torch.from_numpy(logits), dim=-1)
+    return torch.log_softmax(torch.tensor(logits), dim=-1)  # an engine lends its logits read-only
 
 
 def _losses(log_probabilities: torch.Tensor, targets: NDArray[np.int64]) -> NDArray[np.float64]:
