@@ -7,6 +7,7 @@ import logging
 import resource
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 
@@ -38,20 +39,42 @@ async def accept_connections(listener: socket.socket, server: uvicorn.Server, he
     When there are as many connections as this process may have, the one that has been
     without a request for longest makes room; where all have one, a new one is answered with 503.
     """
-    loop, room = asyncio.get_running_loop(), _Room()
+    room = _Room()
     protocol = partial(_Connection, server, room, head_seconds)
     listener.setblocking(False)
     while True:
+        await _readable(listener)
         try:
-            connection, _ = await loop.sock_accept(listener)
-            if room.make():
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MILLISECONDS)
-                await loop.connect_accepted_socket(protocol, connection)
-            else:
-                _refuse(connection)
+            await _take(listener, room, protocol)
+        except BlockingIOError:
+            _logger.debug("a client left before it was accepted")
         except OSError as error:  # the client has left, or descriptors have run out in spite of all
             room.tell(f"can't accept a connection: {error.strerror}")
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _readable(listener: socket.socket) -> None:
+    """Wait until someone connects; who waits for the connection itself and is cancelled can lose it."""
+    loop, arrival = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, arrival.set)
+    try:
+        await arrival.wait()
+    finally:
+        loop.remove_reader(listener)
+
+
+async def _take(listener: socket.socket, room: _Room, protocol: Callable[[], _Connection]) -> None:
+    """Serve or refuse one that has connected. Raises OSError."""
+    connection, _ = listener.accept()
+    try:
+        if not room.make():
+            _refuse(connection)
+            return
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MILLISECONDS)
+        await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+    except OSError:
+        connection.close()
+        raise
 
 
 class _Room:
