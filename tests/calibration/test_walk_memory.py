@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -56,11 +57,19 @@ walk([[token % 512 for token in range(256)]] * 96)
 print(json.dumps({"used": status("VmHWM") - before, "stated": walk_memory(plan, 96 * 256, sys.argv[1])}))
 """
 
+# The allocator keeps as much of what was freed as chance has it, up to half of what is measured here.
+GIVES_BACK = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
+
 
 @pytest.mark.parametrize("compute", ["bfloat16", "float32"])
 def test_a_walk_stays_within_the_memory_stated_for_it(compute: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, compute], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", MEASURE, compute],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env=os.environ | GIVES_BACK,
     )
     measured = json.loads(done.stdout)
     assert measured["used"] <= measured["stated"]
