@@ -68,15 +68,18 @@ def search_smoothing(
     if not all(torch.isfinite(weight).all() for weight, _ in parts):
         raise ModelError(f"a weight of {name} is not finite")
     largest = torch.cat([weight for weight, _ in parts]).abs().amax(0)
-    parts = [(weight[:: max(1, len(weight) // settings.sample_rows)], scheme) for weight, scheme in parts]
+    sampled = [
+        _part(weight[:: max(1, len(weight) // settings.sample_rows)], scheme, statistics)
+        for weight, scheme in parts
+    ]
     best = torch.ones_like(largest)
-    least = _error(parts, statistics, best)
+    least = _error(sampled, statistics, best)
     if not least < torch.inf:
         raise ModelError(f"the output error of {name} with quantized inputs is not finite", found=least)
     for candidate in _candidates(statistics.abs_max, largest, settings.strengths):
         shared = share(candidate)
         scales = torch.exp2(torch.log2(shared / (shared.max() * shared.min()).sqrt()).round_())
-        if (error := _error(parts, statistics, scales)) < least:
+        if (error := _error(sampled, statistics, scales)) < least:
             best, least = scales, error
     return best
 
@@ -85,25 +88,41 @@ def output_error(
     weight: torch.Tensor, scheme: QuantScheme, statistics: InputStatistics, scales: torch.Tensor
 ) -> float:
     """The mean over the kept rows of |Q(x / s) Q(w s)^T - x w^T|^2 / |x w^T|^2, weights to the nearest."""
+    return _error([_part(weight, scheme, statistics)], statistics, scales)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """A weight, and what it gives for the kept rows x as it is: x w^T, the same for every candidate."""
+
+    weight: torch.Tensor
+    scheme: QuantScheme
+    rows: torch.Tensor
+    wanted: torch.Tensor
+
+
+def _part(weight: torch.Tensor, scheme: QuantScheme, statistics: InputStatistics) -> _Part:
     if statistics.rows is None:
         raise InternalError("no rows were kept to measure an output error")
+    return _Part(weight, scheme, statistics.rows, statistics.rows @ weight.T)
+
+
+def _error(parts: Sequence[_Part], statistics: InputStatistics, scales: torch.Tensor) -> float:
+    return sum(_part_error(part, statistics, scales) for part in parts)
+
+
+def _part_error(part: _Part, statistics: InputStatistics, scales: torch.Tensor) -> float:
     stored = None
-    if scheme.is_static:
+    if part.scheme.is_static:
         smooth = replace(statistics, abs_max=statistics.abs_max / scales, rows=None)
-        stored = torch.tensor([input_scale(smooth, scheme, 100, name="a linear")])
-    inputs = fake_quantize(statistics.rows / scales, scheme, stored)
+        stored = torch.tensor([input_scale(smooth, part.scheme, 100, name="a linear")])
+    inputs = fake_quantize(part.rows / scales, part.scheme, stored)
     rounded = dequantized(
-        quantize_rtn(weight * scales, None, replace(scheme, activation=None)), torch.float32
+        quantize_rtn(part.weight * scales, None, replace(part.scheme, activation=None)), torch.float32
     )
-    wanted = statistics.rows @ weight.T
-    lost = (inputs @ rounded.T).sub_(wanted).square_().sum(-1)
-    return float((lost / wanted.square().sum(-1).clamp_(min=torch.finfo(torch.float32).tiny)).mean())
-
-
-def _error(
-    parts: Sequence[tuple[torch.Tensor, QuantScheme]], statistics: InputStatistics, scales: torch.Tensor
-) -> float:
-    return sum(output_error(weight, scheme, statistics, scales) for weight, scheme in parts)
+    lost = (inputs @ rounded.T).sub_(part.wanted).square_().sum(-1)
+    whole = part.wanted.square().sum(-1).clamp_(min=torch.finfo(torch.float32).tiny)
+    return float((lost / whole).mean())
 
 
 def _candidates(
