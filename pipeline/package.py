@@ -25,6 +25,7 @@ from gristmill.pipeline.report.evidence import LayerErrors, write_evidence
 from gristmill.pipeline.report.mix import DataMix
 from gristmill.pipeline.validate.gates import GateResult
 from gristmill.pipeline.validate.result import ValidationResult
+from gristmill.pipeline.worst_linears import worst_linears
 from gristmill.recipes.resolve import resolved_dict, resolved_yaml
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.files import canonical_json, write_atomic
@@ -81,7 +82,7 @@ def package(recipe: Recipe, built: Built, store: Store, record: BuildRecord) -> 
 def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
     schemes = {name: scheme for name, scheme in built.model.schemes.items() if scheme is not None}
     samples, validation = built.samples, built.proof.validation
-    worst = sorted(built.layers.errors.items(), key=lambda item: (-item[1], item[0]))[:_WORST_LAYERS]
+    worst = worst_linears(built.layers.errors, _WORST_LAYERS)
     return m.Manifest(
         schema_version=1,
         name=recipe.name,

@@ -64,6 +64,13 @@ class ReportData:
         gates = self.artifact.manifest.gates
         return all(gate.passed for gate in gates) if gates else None
 
+    @property
+    def known_errors(self) -> Mapping[str, float]:
+        """By linear: of all where the artifact carries them, else of the worst, which the manifest names."""
+        if self.layers is not None:
+            return self.layers.errors
+        return {layer.linear: layer.error for layer in self.artifact.manifest.layer_errors}
+
 
 def collect(store: Store, artifact: Artifact) -> ReportData:
     """Gather a report of `artifact`; `store` knows how it was built and what to compare it with.

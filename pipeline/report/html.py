@@ -21,6 +21,7 @@ from gristmill.pipeline.report.data import ReportData
 from gristmill.pipeline.report.errors_by_layer import ErrorGrid, error_grid
 from gristmill.pipeline.report.mix import mix_warnings
 from gristmill.pipeline.validate.outliers import LayerOutliers
+from gristmill.pipeline.worst_linears import worst_linears
 from gristmill.runtime.units import human_bytes
 
 __all__ = ["report_html"]
@@ -97,10 +98,7 @@ def _kind_bars(grid: ErrorGrid) -> Bars:
 
 
 def _layer_bars(data: ReportData) -> Bars:
-    """The worst linears, from all if they are known, else from those in the manifest."""
-    known = {layer.linear: layer.error for layer in data.artifact.manifest.layer_errors}
-    errors = data.layers.errors if data.layers else known
-    worst = sorted(errors.items(), key=lambda item: (-item[1], item[0]))[:_WORST_LAYERS]
+    worst = worst_linears(data.known_errors, _WORST_LAYERS)
     largest = max((error for _, error in worst), default=0.0) or 1.0
     return [(name, error / largest, f"{error:.3g}", "first") for name, error in worst]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gristmill.pipeline.report.data import ReportData
 from gristmill.pipeline.report.mix import mix_warnings
+from gristmill.pipeline.worst_linears import worst_linears
 from gristmill.runtime.units import human_bytes
 
 __all__ = ["summary"]
@@ -34,8 +35,7 @@ def summary(data: ReportData) -> dict[str, str]:
     if len(data.builds.points) > 1:
         better = [point.label for point in data.builds.points if point.best]
         lines["best by size"] = ", ".join(better)
-    if errors := data.layers.errors if data.layers else {e.linear: e.error for e in manifest.layer_errors}:
-        worst = sorted(errors.items(), key=lambda item: (-item[1], item[0]))[:_WORST_LAYERS]
+    if worst := worst_linears(data.known_errors, _WORST_LAYERS):
         lines["worst layers"] = ", ".join(f"{name} {error:.3g}" for name, error in worst)
     if data.mix is not None and (warnings := mix_warnings(data.mix)):
         lines["data"] = "; ".join(warnings)

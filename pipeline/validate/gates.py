@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gristmill.pipeline.validate.metrics import Metrics
+from gristmill.pipeline.worst_linears import worst_linears
 from gristmill.recipes import Gate
 from gristmill.runtime.errors import GateError
 
@@ -51,6 +52,6 @@ def require_gates(results: Sequence[GateResult], layer_errors: Mapping[str, floa
 def _costliest(layer_errors: Mapping[str, float]) -> str | None:
     if not layer_errors:
         return None
-    worst = sorted(layer_errors.items(), key=lambda item: (-item[1], item[0]))[:_LAYERS_NAMED]
+    worst = worst_linears(layer_errors, _LAYERS_NAMED)
     named = ", ".join(f"{name} ({error:.3g})" for name, error in worst)
     return f"layers with the largest output error: {named}; give them more bits with quantize.overrides"
