@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gristmill.artifacts.artifact import Artifact
+from gristmill.artifacts.manifest import KlDivergence, Perplexity
 from gristmill.artifacts.reading import read_bounded
 from gristmill.artifacts.strict_json import parse_canonical, to_canonical
 from gristmill.pipeline.report.mix import DataMix
@@ -27,10 +28,8 @@ from gristmill.runtime.files import make_folder, write_atomic
 
 __all__ = [
     "DataSet",
-    "KlSpread",
     "LayerErrors",
     "Measured",
-    "PerplexityPair",
     "read_data_mix",
     "read_layer_errors",
     "read_measured",
@@ -61,30 +60,14 @@ class LayerErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class PerplexityPair:
-    """Of the original and of the quantized model."""
-
-    base: float
-    quantized: float
-
-
-@dataclass(frozen=True, slots=True)
-class KlSpread:
-    """In nats a token."""
-
-    mean: float
-    p99: float
-
-
-@dataclass(frozen=True, slots=True)
 class DataSet:
     """One held-out data set on one engine."""
 
     name: str
     windows: int
     tokens: int
-    perplexity: PerplexityPair
-    kl: KlSpread
+    perplexity: Perplexity
+    kl: KlDivergence
     top1_agreement: float
     calibration_overlap: float
 

@@ -13,7 +13,7 @@ from gristmill.artifacts.record import PEAK_AFTER, BuildRecord, StageRecord
 from gristmill.calibration.samples import LengthQuantiles, SourceSummary
 from gristmill.pipeline.report.builds import BuildPoint, Builds
 from gristmill.pipeline.report.data import ReportData
-from gristmill.pipeline.report.evidence import DataSet, KlSpread, LayerErrors, PerplexityPair
+from gristmill.pipeline.report.evidence import DataSet, LayerErrors
 from gristmill.pipeline.report.excerpts import Excerpt, Piece
 from gristmill.pipeline.report.mix import DataMix, Mix
 from gristmill.pipeline.validate.outliers import LayerOutliers
@@ -75,7 +75,7 @@ def full_report() -> ReportData:
         engine="native-x86",
         data={
             "native-x86": (
-                DataSet(HOSTILE, 4, 99, PerplexityPair(18.0, 20.0), KlSpread(0.13, 0.8), 0.81, 0.0),
+                DataSet(HOSTILE, 4, 99, m.Perplexity(18.0, 20.0), m.KlDivergence(0.13, 0.8), 0.81, 0.0),
             )
         },
         modes={},
