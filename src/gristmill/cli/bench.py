@@ -14,7 +14,7 @@ import typer
 from gristmill import facade
 from gristmill.cli.bench_loads import LengthOptions, LoadOptions, positive
 from gristmill.cli.bench_report import print_changes, print_history, print_runs
-from gristmill.cli.options import JsonOption, StoreOption
+from gristmill.cli.options import JsonOption, StoreOption, require_file_place
 from gristmill.cli.output import print_json, say
 from gristmill.cli.progress import ConsoleProgress
 from gristmill.runtime.errors import EXIT_INTERRUPTED, InputError
@@ -161,12 +161,11 @@ def _check_files(output: Path | None, plot: Path | None) -> None:
     if plot is not None:
         check_plot(plot)
     for option, path in (("--output", output), ("--plot", plot)):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
             raise InputError(f"{option} {path}", found="no such folder")
-        if path is not None and path.exists() and not path.is_file():
-            raise InputError(
-                f"{option} {path}", found="something that is no file", expected="a file to write"
-            )
+        require_file_place(option, path)
 
 
 def _measure(

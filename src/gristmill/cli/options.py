@@ -1,4 +1,4 @@
-"""Options that every command takes."""
+"""Options that every command takes, and what several check of theirs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["JsonOption", "StoreOption"]
+from gristmill.runtime.errors import InputError
+
+__all__ = ["JsonOption", "StoreOption", "require_file_place"]
 
 StoreOption = Annotated[
     Path | None,
@@ -16,3 +18,9 @@ StoreOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def require_file_place(option: str, path: Path) -> None:
+    """Raise InputError, before any work, for a path to write at which something stands that is no file."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{option} {path}", found="something that is no file", expected="a file to write")

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from gristmill.cli.options import JsonOption, StoreOption
+from gristmill.cli.options import JsonOption, StoreOption, require_file_place
 from gristmill.cli.output import print_fields, print_json
 from gristmill.facade import default_store
 from gristmill.pipeline.report.data import collect, report_json
 from gristmill.pipeline.report.html import report_html
 from gristmill.pipeline.report.summary import summary
-from gristmill.runtime.errors import InputError
 from gristmill.runtime.files import make_folder, write_atomic
 
 __all__ = ["report"]
@@ -28,8 +27,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write a self-contained HTML page about an artifact and print its summary."""
-    if output.exists() and not output.is_file():
-        raise InputError(f"--output {output}", found="something that is no file", expected="a file to write")
+    require_file_place("--output", output)
     opened = default_store(store)
     data = collect(opened, opened.resolve(ref))
     make_folder(output.parent)
