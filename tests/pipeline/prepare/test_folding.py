@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from gristmill.pipeline.prepare.fold import fold_scales, shared_scales
-from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.errors import InternalError
-from gristmill.runtime.executors.reference.blocks import causal_attention, decoder_block, rotary_tables
 from gristmill.runtime.model_plan import LayerPlan, ScalingGroup
+from tests.pipeline.small_block import block_output, random_weights, small_layer
 
-CONFIG: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-}
-CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 PLACES = ["norm_to_qkv", "v_to_o", "norm_to_gate_up", "up_to_down"]
 every_place = pytest.mark.parametrize("place", range(4), ids=PLACES)
-
-
-def a_layer(family: str, kv_heads: int = 2) -> LayerPlan:
-    """A block with grouped heads; qwen2 has biases at q, k and v."""
-    changes = {"model_type": family, "architectures": [CLASSES[family]], "num_key_value_heads": kv_heads}
-    return plan_model({**CONFIG, **changes}).layers[0]
-
-
-def random_weights(layer: LayerPlan, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    weights = {}
-    for linear in layer.linears:
-        shape = (linear.out_features, linear.in_features)
-        weights[linear.weight] = torch.randn(shape, generator=generator) / linear.in_features**0.5
-        if linear.bias:
-            weights[f"{linear.name}.bias"] = torch.randn(linear.out_features, generator=generator)
-    for norm in (layer.input_norm, layer.mlp_norm):
-        weights[f"{norm.name}.weight"] = torch.rand(norm.size, generator=generator) + 0.5
-    return {name: tensor.to(dtype) for name, tensor in weights.items()}
 
 
 def random_scales(group: ScalingGroup) -> torch.Tensor:
@@ -57,16 +23,14 @@ def random_scales(group: ScalingGroup) -> torch.Tensor:
 
 def output(layer: LayerPlan, weights: dict[str, torch.Tensor]) -> torch.Tensor:
     hidden = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(2))
-    assert layer.attention.rope is not None
-    rotary = rotary_tables(layer.attention.rope, torch.arange(12), torch.float32)
-    return decoder_block(layer, weights, hidden, rotary, causal_attention)
+    return block_output(layer, weights, hidden)
 
 
 @every_place
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_a_folded_block_computes_the_same(family: str, kv_heads: int, place: int) -> None:
-    layer = a_layer(family, kv_heads)
+    layer = small_layer(family, kv_heads)
     weights, group = random_weights(layer), layer.scaling_groups[place]
     folded = {**weights, **fold_scales(weights, group, random_scales(group))}
     torch.testing.assert_close(output(layer, folded), output(layer, weights), rtol=1e-4, atol=1e-4)
@@ -74,7 +38,7 @@ def test_a_folded_block_computes_the_same(family: str, kv_heads: int, place: int
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_all_folds_together_leave_the_block_as_it_was(family: str) -> None:
-    layer = a_layer(family)
+    layer = small_layer(family)
     weights = random_weights(layer)
     folded = dict(weights)
     for group in layer.scaling_groups:
@@ -85,7 +49,7 @@ def test_all_folds_together_leave_the_block_as_it_was(family: str) -> None:
 
 @every_place
 def test_columns_are_multiplied_by_the_scales(place: int) -> None:
-    layer = a_layer("llama")
+    layer = small_layer("llama")
     weights, group = random_weights(layer), layer.scaling_groups[place]
     scales = random_scales(group)
     folded = fold_scales(weights, group, scales)
@@ -95,7 +59,7 @@ def test_columns_are_multiplied_by_the_scales(place: int) -> None:
 
 @every_place
 def test_only_the_source_and_its_readers_change(place: int) -> None:
-    layer = a_layer("qwen2")
+    layer = small_layer("qwen2")
     weights, group = random_weights(layer), layer.scaling_groups[place]
     expected = {linear.weight for linear in group.linears} | {f"{group.source}.weight"}
     if place == 1:
@@ -105,7 +69,7 @@ def test_only_the_source_and_its_readers_change(place: int) -> None:
 
 @every_place
 def test_the_tensors_given_stay_as_they_were(place: int) -> None:
-    layer = a_layer("qwen2")
+    layer = small_layer("qwen2")
     weights, group = random_weights(layer), layer.scaling_groups[place]
     scales = random_scales(group)
     before = {name: tensor.clone() for name, tensor in weights.items()}
@@ -117,14 +81,14 @@ def test_the_tensors_given_stay_as_they_were(place: int) -> None:
 @every_place
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_folded_tensors_keep_their_type(dtype: torch.dtype, place: int) -> None:
-    layer = a_layer("qwen2")
+    layer = small_layer("qwen2")
     group = layer.scaling_groups[place]
     folded = fold_scales(random_weights(layer, dtype), group, random_scales(group))
     assert {tensor.dtype for tensor in folded.values()} == {dtype}
 
 
 def test_shared_scales_are_the_geometric_mean_over_the_heads_that_read_one_source() -> None:
-    group = a_layer("llama").scaling_groups[1]
+    group = small_layer("llama").scaling_groups[1]
     scales = torch.rand(64, generator=torch.Generator().manual_seed(3)) + 0.1
     shared = shared_scales(group, scales)
     for channel in range(64):
@@ -134,13 +98,13 @@ def test_shared_scales_are_the_geometric_mean_over_the_heads_that_read_one_sourc
 
 
 def test_scales_stay_as_they_are_where_no_channel_is_shared() -> None:
-    group = a_layer("llama").scaling_groups[3]
+    group = small_layer("llama").scaling_groups[3]
     scales = torch.rand(96) + 0.1
     assert torch.equal(shared_scales(group, scales), scales)
 
 
 def test_scales_that_differ_between_heads_of_one_source_are_refused() -> None:
-    layer = a_layer("llama")
+    layer = small_layer("llama")
     with pytest.raises(InternalError, match="differ between heads"):
         fold_scales(random_weights(layer), layer.scaling_groups[1], torch.linspace(1, 2, 64))
 
@@ -148,7 +112,7 @@ def test_scales_that_differ_between_heads_of_one_source_are_refused() -> None:
 @every_place
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_scales_that_are_not_positive_and_finite_are_refused(value: float, place: int) -> None:
-    layer = a_layer("llama")
+    layer = small_layer("llama")
     group = layer.scaling_groups[place]
     scales = torch.full((group.linears[0].in_features,), value)
     with pytest.raises(InternalError, match="not all positive and finite"):

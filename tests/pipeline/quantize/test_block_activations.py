@@ -14,26 +14,12 @@ from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.pipeline.quantize.block import QuantizeSettings, quantize_block, served_weights
 from gristmill.recipes.quantize import Method
-from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.errors import InputError
-from gristmill.runtime.executors.reference.blocks import causal_attention, decoder_block, rotary_tables
 from gristmill.runtime.model_plan import LinearPlan
 from gristmill.runtime.scheme import ActivationScheme, QuantScheme
+from tests.pipeline.small_block import block_output, random_weights, small_layer
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 50,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-}
-LAYER = plan_model(CONFIG).layers[0]
+LAYER = small_layer()
 W8A8 = QuantScheme(8, -1, True, activation=ActivationScheme("int", 8, "token", dynamic=True))
 W8A8_STATIC = replace(W8A8, activation=ActivationScheme("int", 8, "tensor", dynamic=False))
 FP8 = QuantScheme(8, -1, True, "float", activation=ActivationScheme("float", 8, "token", dynamic=True))
@@ -69,9 +55,7 @@ def output(
 ) -> torch.Tensor:
     hidden = torch.randn(4, 24, 64, generator=torch.Generator().manual_seed(7))
     hidden[..., ::16] *= 30
-    assert LAYER.attention.rope is not None
-    rotary = rotary_tables(LAYER.attention.rope, torch.arange(24), torch.float32)
-    return decoder_block(LAYER, weights, hidden, rotary, causal_attention, observe, schemes or {})
+    return block_output(LAYER, weights, hidden, observe, schemes or {})
 
 
 class Observations:
@@ -100,14 +84,7 @@ class Observations:
 
 @pytest.fixture
 def weights() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    made = {}
-    for linear in LAYER.linears:
-        shape = (linear.out_features, linear.in_features)
-        made[linear.weight] = torch.randn(shape, generator=generator) / linear.in_features**0.5
-    for norm in (LAYER.input_norm, LAYER.mlp_norm):
-        made[f"{norm.name}.weight"] = torch.rand(norm.size, generator=generator) + 0.5
-    return made
+    return random_weights(LAYER)
 
 
 def lost(weights: Weights, method: Method, scheme: QuantScheme, known: Observations) -> float:

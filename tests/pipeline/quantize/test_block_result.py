@@ -23,26 +23,12 @@ from gristmill.pipeline.quantize.gptq import GptqSettings
 from gristmill.pipeline.quantize.rtn import quantize_rtn
 from gristmill.pipeline.quantize.signround import SignRoundSettings
 from gristmill.recipes.quantize import Method
-from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.errors import InputError, ModelError
-from gristmill.runtime.executors.reference.blocks import causal_attention, decoder_block, rotary_tables
-from gristmill.runtime.model_plan import LayerPlan, LinearPlan
+from gristmill.runtime.model_plan import LinearPlan
 from gristmill.runtime.scheme import QuantScheme
+from tests.pipeline.small_block import block_output, random_weights, small_layer
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 50,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-}
-LAYER = plan_model(CONFIG).layers[0]
+LAYER = small_layer()
 W4 = QuantScheme(4, 16, symmetric=False)
 W8 = QuantScheme(8, 32, symmetric=True)
 
@@ -71,12 +57,8 @@ def block_input() -> torch.Tensor:
     return hidden
 
 
-def block_output(weights: Weights, observe: Callable[..., None] | None = None) -> torch.Tensor:
-    hidden = block_input()
-    assert LAYER.attention.rope is not None
-    rotary = rotary_tables(LAYER.attention.rope, torch.arange(24), torch.float32)
-    full = {name: tensor.float() for name, tensor in weights.items()}
-    return decoder_block(LAYER, full, hidden, rotary, causal_attention, observe)
+def output(weights: Weights, observe: Callable[..., None] | None = None) -> torch.Tensor:
+    return block_output(LAYER, weights, block_input(), observe)
 
 
 class Observations:
@@ -94,7 +76,7 @@ class Observations:
                 inputs.reshape(-1, inputs.shape[-1])
             )
 
-        block_output(weights, keep)
+        output(weights, keep)
         return found
 
     def group(self, index: int, weights: Weights) -> GroupStatistics:
@@ -106,7 +88,7 @@ class Observations:
         original = self.seen[0]
         dtype = next(iter(original.values())).dtype
         batch = Batch(torch.zeros(4, 24, dtype=torch.int64), None, sampled=True)
-        return (BlockPair(batch, block_input().to(dtype), block_output(original).to(dtype)),)
+        return (BlockPair(batch, block_input().to(dtype), output(original).to(dtype)),)
 
 
 class Altered(Observations):
@@ -119,17 +101,6 @@ class Altered(Observations):
     def group(self, index: int, weights: Weights) -> GroupStatistics:
         known = super().group(index, weights)
         return known if index != 1 else GroupStatistics(replace(known.inputs, hessian=self._hessian))
-
-
-def random_weights(layer: LayerPlan, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    weights = {}
-    for linear in layer.linears:
-        shape = (linear.out_features, linear.in_features)
-        weights[linear.weight] = torch.randn(shape, generator=generator) / linear.in_features**0.5
-    for norm in (layer.input_norm, layer.mlp_norm):
-        weights[f"{norm.name}.weight"] = torch.rand(norm.size, generator=generator) + 0.5
-    return {name: tensor.to(dtype) for name, tensor in weights.items()}
 
 
 @pytest.fixture
@@ -256,8 +227,8 @@ def test_the_block_served_in_8_bits_computes_nearly_the_same(
 
 
 def lost_part(weights: Weights, result: BlockResult) -> float:
-    expected = block_output(weights)
-    return float((block_output(served_weights(weights, result)) - expected).norm() / expected.norm())
+    expected = output(weights)
+    return float((output(served_weights(weights, result)) - expected).norm() / expected.norm())
 
 
 @calibrated
@@ -290,7 +261,7 @@ def test_the_error_is_the_part_of_the_output_that_rounding_takes(
     def keep(group: tuple[LinearPlan, ...], rows: torch.Tensor) -> None:
         inputs.update({linear.name: rows.reshape(-1, rows.shape[-1]).double() for linear in group})
 
-    block_output(served_weights(weights, result), keep)
+    output(served_weights(weights, result), keep)
     for linear in LAYER.linears:
         weight = weights[linear.weight].double()
         errors = weight - torch.from_numpy(result.quantized[linear.name].dequantize())
@@ -396,5 +367,5 @@ def test_drift_is_corrected_only_on_request(
 def value_outputs(weights: Weights) -> torch.Tensor:
     """What v gives for the block's input, by way of what q, k and v read."""
     inputs: list[torch.Tensor] = []
-    block_output(weights, lambda group, rows: inputs.append(rows))
+    output(weights, lambda group, rows: inputs.append(rows))
     return inputs[0] @ weights[LAYER.attention.v.weight].T
