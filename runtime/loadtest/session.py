@@ -70,9 +70,13 @@ class LoadTest:
     async def connect(self) -> tuple[CompletionClient, PromptMaker]:
         """A client and what writes its prompts, after asking the server what it can do. Raises as `run`."""
         client = CompletionClient(parse_endpoint(self.url), api_key=self.api_key, timeout=self.timeout)
-        client.model = await probe_model(client, self.model)
-        client.extras = await probe_extras(client)
-        return client, await probe_prompts(client, token_ids=self.token_ids)
+        try:
+            client.model = await probe_model(client, self.model)
+            client.extras = await probe_extras(client)
+            return client, await probe_prompts(client, token_ids=self.token_ids)
+        except BaseException:
+            client.close()
+            raise
 
     async def _measure(self, workloads: Sequence[Workload], progress: Progress) -> list[Measurement]:
         client, maker = await self.connect()
