@@ -10,7 +10,7 @@ from gristmill.calibration.prompt_files import Fault, FileFault, read_lines
 from gristmill.pipeline.validate.tasks.task import Row, Task
 from gristmill.runtime.errors import PromptError
 
-__all__ = ["find_data", "read_rows"]
+__all__ = ["beside", "find_data", "read_rows"]
 
 
 def read_rows(task: Task, path: Path, limit: int | None = None) -> tuple[Row, ...]:
@@ -18,25 +18,7 @@ def read_rows(task: Task, path: Path, limit: int | None = None) -> tuple[Row, ..
 
     Raises PromptError with every fault in its details, and for a file without items.
     """
-    faults: list[Fault] = []
-    rows: list[Row] = []
-    try:
-        for number, line in read_lines(path):
-            row = _parse(line)
-            reason = _fault(row, {"id": str, **task.fields})
-            if reason is not None:
-                faults.append(Fault(path, number, reason))
-            elif isinstance(row, dict):
-                rows.append(row)
-    except FileFault as error:
-        faults.append(error.fault)
-    if faults:
-        raise PromptError(
-            f"the data of task {task.name}",
-            found=f"{len(faults)} bad rows" if faults[0].line else faults[0].reason,
-            expected=f"JSON lines with {', '.join(('id', *task.fields))}",
-            details=[str(fault) for fault in faults],
-        )
+    rows = _read(f"the data of task {task.name}", path, {"id": str, **task.fields})
     if not rows:
         raise PromptError(f"the data of task {task.name}", found=f"no item in {path}", expected="one a line")
     chosen = rows[:limit]
@@ -44,6 +26,11 @@ def read_rows(task: Task, path: Path, limit: int | None = None) -> tuple[Row, ..
     if repeated is not None:
         raise PromptError(f"the data of task {task.name}", found=f"id {repeated} twice in {path}")
     return tuple(task.complete(path, chosen))
+
+
+def beside(path: Path, name: str, fields: Mapping[str, type]) -> list[Row]:
+    """The rows of another file in the folder of a task's data. Raises PromptError."""
+    return _read(f"{name} beside {path.name}", path.with_name(name), fields)
 
 
 def find_data(task: Task, folder: Path) -> Path:
@@ -55,6 +42,29 @@ def find_data(task: Task, folder: Path) -> Path:
     raise PromptError(
         f"task {task.name} has no data", found=f"none in {folder}", expected=" or ".join(task.files)
     )
+
+
+def _read(what: str, path: Path, fields: Mapping[str, type]) -> list[Row]:
+    faults: list[Fault] = []
+    rows: list[Row] = []
+    try:
+        for number, line in read_lines(path):
+            row = _parse(line)
+            reason = _fault(row, fields)
+            if reason is not None:
+                faults.append(Fault(path, number, reason))
+            elif isinstance(row, dict):
+                rows.append(row)
+    except FileFault as error:
+        faults.append(error.fault)
+    if faults:
+        raise PromptError(
+            what,
+            found=f"{len(faults)} bad rows" if faults[0].line else faults[0].reason,
+            expected=f"JSON lines with {', '.join(fields)}",
+            details=[str(fault) for fault in faults],
+        )
+    return rows
 
 
 def _parse(line: bytes) -> object:

@@ -37,6 +37,7 @@ def main() -> None:
     """Lock in, run, and end as the program ends."""
     result, limits = int(sys.argv[1]), json.loads(sys.argv[2])
     program = sys.stdin.buffer.read()
+    python = os.path.realpath(sys.executable)
     user = _FIRST_USER + os.getpid() if os.geteuid() == 0 else None
     try:
         _new_namespaces()
@@ -50,7 +51,7 @@ def main() -> None:
             _give_up(result, error)
         if (child := os.fork()) == 0:
             try:
-                _run(user, limits)
+                _run(python, user, limits)
             except OSError as error:
                 _give_up(result, error)
         os._exit(_wait(child))
@@ -97,7 +98,7 @@ def _bind(path: str) -> None:
                 _mount(None, mount, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
 
 
-def _run(user: int | None, limits: Mapping[str, int]) -> None:
+def _run(python: str, user: int | None, limits: Mapping[str, int]) -> None:
     """Become the program, as `user` where we are root, without privileges and within the limits."""
     if user is not None:
         os.setgroups([])
@@ -113,7 +114,6 @@ def _run(user: int | None, limits: Mapping[str, int]) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (limit, limit))
-    python = os.path.realpath(sys.executable)
     os.execve(python, [python, "-I", "-S", "-B", "program.py"], {})
 
 
