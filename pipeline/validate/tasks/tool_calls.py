@@ -49,13 +49,10 @@ def accepts(reference: Sequence[Mapping[str, Any]] | Mapping[str, Any], calls: S
     BFCL's references are lists of `{function: {argument: [accepted values]}}`, where "" and null accept a
     missing argument; ACEBench's are `{function: {argument: value}}`.
     """
-    several = isinstance(reference, list)
-    expected = (
-        reference if isinstance(reference, list) else [{name: each} for name, each in reference.items()]
-    )
+    several = not isinstance(reference, Mapping)
+    entries = [reference] if isinstance(reference, Mapping) else reference
     left = list(calls)
-    for entry in expected:
-        ((name, arguments),) = entry.items()
+    for name, arguments in chain.from_iterable(entry.items() for entry in entries):
         match = next((call for call in left if _matches(call, name, arguments, several=several)), None)
         if match is None:
             return False
