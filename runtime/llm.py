@@ -105,6 +105,17 @@ class LLM:
 
         All are checked before any work. Raises RequestError for one that can't be served.
         """
+        return list(self.generate_each(prompts, params))
+
+    def generate_each(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """As `generate`, each answer as soon as it and those before it are whole.
+
+        Another call before the end drops what is left.
+        """
         listed = [prompts] if isinstance(prompts, str) else list(prompts)
         each = zip(listed, _params_for(params, len(listed)), strict=True)
         return self._run([self._engine.prepare(prompt, chosen) for prompt, chosen in each])
@@ -124,7 +135,7 @@ class LLM:
         """
         chats: list[Any] = [messages] if _is_one_chat(messages) else list(messages)
         each = zip(chats, _params_for(params, len(chats)), strict=True)
-        return self._run([self._prepare_chat(chat, chosen, tools, variables) for chat, chosen in each])
+        return list(self._run([self._prepare_chat(chat, chosen, tools, variables) for chat, chosen in each]))
 
     def stream_chat(
         self,
@@ -172,15 +183,15 @@ class LLM:
         )
         return self._engine.prepare(text, params, add_special_tokens=False)
 
-    def _run(self, requests: Sequence[EngineRequest]) -> list[RequestOutput]:
-        collectors: dict[str, OutputCollector] = {}
+    def _run(self, requests: Sequence[EngineRequest]) -> Iterator[RequestOutput]:
+        collectors: dict[str, OutputCollector] = {}  # in the requests' order, those that were not given out
         waiting = list(reversed(requests))
         with self._clean_engine() as engine:
             while waiting or engine.has_work:
                 self._admit(waiting, collectors)
                 for delta in engine.step():
                     collectors[delta.request_id].add(delta)
-        return [collector.result() for collector in collectors.values()]
+                yield from _whole_ones(collectors)
 
     @contextmanager
     def _clean_engine(self) -> Iterator[LLMEngine]:
@@ -212,6 +223,15 @@ class LLM:
                 logprobs=request.params.logprobs is not None,
             )
             self._engine.add_request(request_id, request)
+
+
+def _whole_ones(collectors: dict[str, OutputCollector]) -> Iterator[RequestOutput]:
+    """Take out the first answers, up to one that is not whole."""
+    while collectors:
+        first = next(iter(collectors))
+        if not collectors[first].finished:
+            return
+        yield collectors.pop(first).result()
 
 
 class _Phases:

@@ -51,6 +51,17 @@ def test_answers_come_in_the_order_of_their_prompts(llm: LLM) -> None:
     assert [output.prompt for output in llm.generate(PROMPTS, GREEDY)] == PROMPTS
 
 
+def test_answers_come_one_by_one_as_soon_as_they_are_whole(folder: EngineFolder) -> None:
+    with LLM(load_engine(folder, replace(EXACT, max_num_seqs=1))) as llm:
+        answers = llm.generate_each(PROMPTS, GREEDY)
+        first = next(answers)
+        assert llm._engine.stats().num_waiting == len(PROMPTS) - 1
+        each = [first, *answers]
+        assert [output.outputs for output in each] == [
+            output.outputs for output in llm.generate(PROMPTS, GREEDY)
+        ]
+
+
 def test_text_is_the_decoded_tokens(llm: LLM) -> None:
     for output in llm.generate(PROMPTS, GREEDY):
         completion = output.outputs[0]
