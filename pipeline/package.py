@@ -129,7 +129,7 @@ def engine_validation(result: ValidationResult) -> m.EngineValidation:
         perplexity=m.Perplexity(metrics.perplexity_base, metrics.perplexity),
         kl=m.KlDivergence(metrics.kl_mean, metrics.kl_p99),
         top1_agreement=metrics.top1_agreement,
-        tasks={},
+        tasks={outcome.result.task: outcome.numbers() for outcome in result.tasks},
         calibration_overlap=result.overlap,
     )
 

@@ -61,6 +61,14 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
                 percent=True,
                 plain_limit=1.0,
             ),
+            Metric(
+                "task_difference",
+                "a task's main metric less the original's, in points",
+                "higher",
+                -1.0,
+                1.0,
+                percent=True,
+            ),
         )
     }
 )

@@ -31,7 +31,7 @@ def resolved_dict(recipe: Recipe) -> dict[str, Any]:
     data["model"] = _portable_model(recipe)
     if recipe.quantize.type == "int" and recipe.quantize.activation is None:
         data["quantize"].pop("scheme", None)  # spelled out by the other keys
-    for block, key in (("calibration", "prompts"), ("validate", "data")):
+    for block, key in (("calibration", "prompts"), ("validate", "data"), ("validate", "tasks")):
         for entry in data.get(block, {}).get(key, ()):
             path = Path(entry["path"])
             entry["path"] = _portable(path, recipe.base)

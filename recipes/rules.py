@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.files import sha256_file
 from gristmill.runtime.prompt_kind import prompt_kind
 
-__all__ = ["GateField", "InputFile", "infer_kind", "require_digest"]
+__all__ = ["GateField", "InputFile", "TaskGateField", "infer_kind", "require_digest"]
 
 
 def _existing_file(path: Path, info: ValidationInfo) -> Path:
@@ -70,14 +71,25 @@ def require_digest(digest: str | None, info: ValidationInfo) -> str | None:
 
 
 def _gate(value: Any, info: ValidationInfo) -> Gate:
+    return _parsed(value, str(info.field_name))
+
+
+def _task_gate(value: Any, info: ValidationInfo) -> Gate:
+    """The gate of a task, under the name `tasks.NAME`."""
+    gate = _parsed(value, "task_difference")
+    return replace(gate, metric=f"tasks.{info.data.get('task', '')}")
+
+
+def _parsed(value: Any, metric: str) -> Gate:
     if isinstance(value, Gate):
         return value
     if not isinstance(value, str):
         raise refusal('text such as "< 0.20"')
     try:
-        return parse_gate(str(info.field_name), value)
+        return parse_gate(metric, value)
     except RecipeError as error:
         raise refusal(str(error.expected), found=str(error.found)) from error
 
 
 GateField = Annotated[Gate, PlainValidator(_gate), PlainSerializer(lambda gate: gate.expression)]
+TaskGateField = Annotated[Gate, PlainValidator(_task_gate), PlainSerializer(lambda gate: gate.expression)]

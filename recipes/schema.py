@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 from gristmill.recipes.gates import Gate
 from gristmill.recipes.quantize import QuantizeSettings
 from gristmill.recipes.refusals import refusal
-from gristmill.recipes.rules import GateField, InputFile, infer_kind, require_digest
+from gristmill.recipes.rules import GateField, InputFile, TaskGateField, infer_kind, require_digest
+from gristmill.recipes.task_names import TaskName
 from gristmill.runtime.prompt_kind import PromptKind
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ValidationData",
     "ValidationGates",
     "ValidationSettings",
+    "ValidationTask",
 ]
 
 CheckpointFormat = Literal["compressed-tensors", "awq"]
@@ -113,6 +115,24 @@ class ValidationData(BaseModel):
         return tokens
 
 
+class ValidationTask(BaseModel):
+    """One task, on the result and on the original."""
+
+    model_config = _CONFIG
+
+    task: TaskName = Field(description="its name")
+    path: InputFile = Field(description="its items, relative to the recipe")
+    limit: int | None = Field(default=None, ge=1, description="items used at most; all")
+    gate: TaskGateField | None = Field(
+        default=None, description='limit of the difference to the original, such as "> -2%"'
+    )
+    sha256: str | None = Field(
+        default=None, pattern="^[0-9a-f]{64}$", description="pins the content of the file"
+    )
+
+    _sha256 = field_validator("sha256")(require_digest)
+
+
 class ValidationGates(BaseModel):
     """Limits over all validation data together."""
 
@@ -138,6 +158,16 @@ class ValidationSettings(BaseModel):
 
     data: tuple[ValidationData, ...] = Field(min_length=1, description="held-out files")
     gates: ValidationGates = Field(default_factory=ValidationGates, description="limits that must hold")
+    tasks: tuple[ValidationTask, ...] = Field(default=(), description="tasks with right and wrong answers")
+
+    @field_validator("tasks")
+    @classmethod
+    def _each_task_once(cls, tasks: tuple[ValidationTask, ...]) -> tuple[ValidationTask, ...]:
+        names = [entry.task for entry in tasks]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise refusal("each task once", found=f"{name} twice")
+        return tasks
 
 
 class GoldenSettings(BaseModel):

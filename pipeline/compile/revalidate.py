@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,10 @@ from gristmill.pipeline.stages import StageCache
 from gristmill.pipeline.validate.data import load_held_out
 from gristmill.pipeline.validate.gates import GateResult, evaluate_gates
 from gristmill.pipeline.validate.original import OriginalLogits
+from gristmill.pipeline.validate.recipe_tasks import recipe_tasks, task_gates
 from gristmill.pipeline.validate.result import ValidationResult
+from gristmill.pipeline.validate.tasks.open_model import engine_model, source_model
+from gristmill.pipeline.validate.tasks.outcome import run_beside_original
 from gristmill.recipes.load import parse_recipe
 from gristmill.recipes.presets import presets_folder
 from gristmill.recipes.schema import Recipe
@@ -63,7 +66,16 @@ def revalidate(
     tell.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
     original = partial(OriginalLogits, model.plan, model.source)
     result = validate_engines([engine], original, held_out, samples, tell)[engine.target]
-    return Revalidation(result, evaluate_gates(recipe.validation.gates.all, result.metrics))
+    outcomes = run_beside_original(
+        partial(engine_model, engine),
+        partial(source_model, model.source, artifact.manifest.lineage.base_model.digest),
+        recipe_tasks(recipe.validation),
+        StageCache(store.layout.stages),
+        tell,
+    )
+    gates = evaluate_gates(recipe.validation.gates.all, result.metrics)
+    gates += task_gates(recipe.validation, outcomes)
+    return Revalidation(replace(result, tasks=outcomes), gates)
 
 
 def known_places(store: Store, artifact: Artifact, recipe_folder: Path | None) -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gristmill.pipeline.validate.gates import GateResult
 from gristmill.pipeline.validate.metrics import Metrics
+from gristmill.pipeline.validate.tasks.outcome import TaskOutcome
 from gristmill.pipeline.validate.worst import Passage
 
 __all__ = ["DataResult", "ValidationResult"]
@@ -35,24 +35,25 @@ class DataResult:
 
 @dataclass(frozen=True, slots=True)
 class ValidationResult:
-    """All data sets together, each by itself, the gates, and where the two models part most."""
+    """All data sets together, each by itself, the gates, where the two models part most, and tasks."""
 
     metrics: Metrics
     overlap: float
     data: tuple[DataResult, ...]
     gates: tuple[GateResult, ...] = ()
     worst: tuple[Passage, ...] = ()
+    tasks: tuple[TaskOutcome, ...] = ()
 
     @property
     def passed(self) -> bool:
         """Whether every gate holds."""
         return all(result.passed for result in self.gates)
 
-    def to_dict(self, tasks: Mapping[str, float] | None = None) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """One engine's `validation` in the public contract, with a row for each data set and gate."""
         return {
             **_metrics_dict(self.metrics),
-            "tasks": dict(tasks or {}),
+            "tasks": {outcome.result.task: outcome.to_dict() for outcome in self.tasks},
             "calibration_overlap": self.overlap,
             "tokens": self.metrics.positions,
             "data": [row.to_dict() for row in self.data],

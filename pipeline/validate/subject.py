@@ -27,7 +27,7 @@ from gristmill.runtime.executors.load import best_engine
 from gristmill.runtime.settings import EngineSettings
 from gristmill.runtime.sources.open import open_source
 
-__all__ = ["Asked", "Origin", "Subject", "find_subject"]
+__all__ = ["Asked", "Origin", "Subject", "find_origin", "find_subject"]
 
 _MANIFEST = "manifest.json"
 
@@ -61,17 +61,16 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model under test. `engine` and `origin` are an artifact's; `origin` only while it can be found."""
+    """A model under test; `artifact` and its `engine` are None for others than artifacts."""
 
     name: str
     open: Callable[[], TaskModel]
     settings: EngineSettings = field(default_factory=EngineSettings)
     artifact: Artifact | None = None
     engine: EngineFolder | None = None
-    origin: Origin | None = None
 
 
-def find_subject(text: str, store: Store, asked: Asked, tell: Progress) -> Subject:
+def find_subject(text: str, store: Store, asked: Asked) -> Subject:
     """The subject that `text` means: the REF of an artifact, a MODEL or a server's URL.
 
     Whatever does not lie in the store is a model if it is written as one:
@@ -87,12 +86,11 @@ def find_subject(text: str, store: Store, asked: Asked, tell: Progress) -> Subje
         return _checkpoint(text, asked)
     artifact = store.resolve(text)
     folder = open_engine(artifact, asked.engine or best_engine(engine_targets(artifact)))
-    origin = _origin(store, artifact, asked.recipe_folder, tell)
 
     def open_model() -> TaskModel:
         return engine_model(folder, asked.settings)
 
-    return Subject(artifact.ref, open_model, asked.settings, artifact, folder, origin)
+    return Subject(artifact.ref, open_model, asked.settings, artifact, folder)
 
 
 def _is_model(text: str) -> bool:
@@ -135,8 +133,14 @@ def _require_no_formats(text: str, asked: Asked) -> None:
             )
 
 
-def _origin(store: Store, artifact: Artifact, folder: Path | None, tell: Progress) -> Origin | None:
-    """The artifact's original with a note that says why, if it can't be found."""
+def find_origin(subject: Subject, store: Store, folder: Path | None, tell: Progress) -> Origin | None:
+    """The original of an artifact. None for others, and, with a note that says why, if it can't be found.
+
+    `folder` holds the recipe's files; one that is named must hold them: RecipeError, ModelError.
+    """
+    artifact = subject.artifact
+    if artifact is None:
+        return None
     try:
         recipe = find_recipe(store, artifact, folder)
         model = open_original(recipe, artifact)

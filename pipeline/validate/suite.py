@@ -14,7 +14,7 @@ from gristmill.pipeline.progress import Progress
 from gristmill.pipeline.stages import StageCache
 from gristmill.pipeline.validate.compare import compare_engines
 from gristmill.pipeline.validate.data import load_held_out
-from gristmill.pipeline.validate.differences import Difference, paired_difference
+from gristmill.pipeline.validate.differences import Difference
 from gristmill.pipeline.validate.gates import GateResult, evaluate_gates
 from gristmill.pipeline.validate.logits import ExecutorLogits
 from gristmill.pipeline.validate.original import OriginalLogits
@@ -24,36 +24,10 @@ from gristmill.pipeline.validate.tasks.catalogue import tasks_named
 from gristmill.pipeline.validate.tasks.model import TaskModel
 from gristmill.pipeline.validate.tasks.rows import find_data, read_rows
 from gristmill.pipeline.validate.tasks.run import run_task
-from gristmill.pipeline.validate.tasks.task import Row, Task, TaskResult
+from gristmill.pipeline.validate.tasks.task import Row, Task, TaskResult, difference
 from gristmill.runtime.errors import InputError
 
-__all__ = ["SuiteResult", "TaskOutcome", "TaskRows", "load_tasks", "run_suite", "run_tasks"]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskRows:
-    """A task with the items to be asked."""
-
-    task: Task
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskOutcome:
-    """A task's result, and how it differs from the original's where that is known."""
-
-    result: TaskResult
-    original: Difference | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
-        return {
-            "metric": self.result.metric,
-            "items": len(self.result.items),
-            "truncated": self.result.truncated,
-            "values": self.result.means,
-            "original": None if self.original is None else asdict(self.original),
-        }
+__all__ = ["SuiteResult", "load_tasks", "run_suite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +51,13 @@ class SuiteResult:
         }
 
 
-def load_tasks(names: Sequence[str], folder: Path | None, limit: int | None) -> tuple[TaskRows, ...]:
-    """The first `limit` items of each task from `folder`, checked. Raises InputError, PromptError."""
+def load_tasks(
+    names: Sequence[str], folder: Path | None, limit: int | None, texts: Sequence[Path] = ()
+) -> tuple[TaskRows, ...]:
+    """The first `limit` items of each task from `folder`, and windows of each of `texts`, all checked.
+
+    Raises InputError, PromptError.
+    """
     tasks = tasks_named(names)
     if tasks and folder is None:
         raise InputError("tasks without data", found=", ".join(names), hint="name their folder with --data")
@@ -87,33 +66,22 @@ def load_tasks(names: Sequence[str], folder: Path | None, limit: int | None) -> 
     return tuple(TaskRows(task, read_rows(task, find_data(task, folder), limit)) for task in tasks if folder)
 
 
-def run_suite(subject: Subject, tasks: Sequence[TaskRows], store: Store, progress: Progress) -> SuiteResult:
-    """Held-out data first, where the original is known, then the tasks on the subject and on its original."""
-    stages = StageCache(store.layout.stages)
-    origin = subject.origin
+def run_suite(
+    subject: Subject, origin: Origin | None, tasks: Sequence[TaskRows], store: Store, progress: Progress
+) -> SuiteResult:
+    """Held-out data first, where the original is known, then tasks, by default those of the recipe."""
     held_out = None if origin is None else _held_out(subject, origin, progress)
+    validation = None if origin is None else origin.recipe.validation
     gates: tuple[GateResult, ...] = ()
-    if held_out is not None and origin is not None and origin.recipe.validation is not None:
-        gates = evaluate_gates(origin.recipe.validation.gates.all, held_out.metrics)
-    results = run_tasks(subject.open, tasks, stages, progress) if tasks else []
-    differences: list[Difference | None] = [None] * len(results)
-    if results and origin is not None:
-        progress.note(f"the original: {origin.model.source.name}")
-        base = run_tasks(origin.open, tasks, stages, progress)
-        differences = [
-            paired_difference(before.values(), after.values())
-            for before, after in zip(base, results, strict=True)
-        ]
-    outcomes = [TaskOutcome(*pair) for pair in zip(results, differences, strict=True)]
-    return SuiteResult(subject.name, held_out, gates, tuple(outcomes))
-
-
-def run_tasks(
-    open_model: Callable[[], TaskModel], tasks: Sequence[TaskRows], stages: StageCache, progress: Progress
-) -> list[TaskResult]:
-    """Each task's result; the model is opened for it and closed behind it."""
-    with closing(open_model()) as model:
-        return [run_task(model, each.task, each.rows, stages, progress) for each in tasks]
+    if held_out is not None and validation is not None:
+        gates = evaluate_gates(validation.gates.all, held_out.metrics)
+    asked = tasks or recipe_tasks(validation)
+    original = None if origin is None else origin.open
+    stages = StageCache(store.layout.stages)
+    outcomes = run_beside_original(subject.open, original, asked, stages, progress)
+    if not tasks:
+        gates += task_gates(validation, outcomes)
+    return SuiteResult(subject.name, held_out, gates, outcomes)
 
 
 def _held_out(subject: Subject, origin: Origin, progress: Progress) -> ValidationResult | None:

@@ -21,9 +21,19 @@ from gristmill.runtime.settings import EngineSettings
 
 if TYPE_CHECKING:
     from gristmill.pipeline.progress import Progress
+    from gristmill.pipeline.validate.side_by_side import Column
     from gristmill.pipeline.validate.suite import SuiteResult
 
-__all__ = ["LLM", "build", "compile", "compile_targets", "default_store", "engine_folder", "validate"]
+__all__ = [
+    "LLM",
+    "build",
+    "compare",
+    "compile",
+    "compile_targets",
+    "default_store",
+    "engine_folder",
+    "validate",
+]
 
 
 def default_store(path: str | Path | None = None) -> Store:
@@ -72,7 +82,7 @@ def compile(
     except ModuleNotFoundError as error:
         raise _needs_build(error, "compiling") from error
     opened = default_store(store)
-    folder = None if recipe_folder is None else Path(recipe_folder).expanduser().absolute()
+    folder = _folder(recipe_folder)
     return compile_artifact(opened, opened.resolve(ref), target, progress=progress, recipe_folder=folder)
 
 
@@ -93,6 +103,7 @@ def validate(
     *,
     tasks: Sequence[str] = (),
     data: str | Path | None = None,
+    texts: Sequence[str | Path] = (),
     limit: int | None = None,
     engine: str | None = None,
     settings: EngineSettings | None = None,
@@ -104,22 +115,48 @@ def validate(
 ) -> SuiteResult:
     """Held-out data and tasks on an artifact, a model or a server, beside the original where that is known.
 
-    `data` is the folder that holds the tasks' files, `recipe_folder` the one of the recipe's files, if they
-    no longer lie where the artifact was built; `model` and `api_key` are for a server. Raises the errors of
-    `gristmill.errors`.
+    `data` is the folder that holds the tasks' files, `texts` are files to predict, `recipe_folder` is the
+    one of the recipe's files, if they no longer lie where the artifact was built; `model` and `api_key` are
+    for a server. Raises the errors of `gristmill.errors`.
     """
     try:
         from gristmill.pipeline.progress import SilentProgress
-        from gristmill.pipeline.validate.subject import Asked, find_subject
+        from gristmill.pipeline.validate.subject import Asked, find_origin, find_subject
         from gristmill.pipeline.validate.suite import load_tasks, run_suite
     except ModuleNotFoundError as error:
         raise _needs_build(error, "validating") from error
     tell = progress or SilentProgress()
-    loaded = load_tasks(tasks, None if data is None else Path(data).expanduser(), limit)
+    loaded = load_tasks(tasks, _folder(data), limit, [Path(text) for text in texts])
     opened = default_store(store)
-    folder = None if recipe_folder is None else Path(recipe_folder).expanduser().absolute()
-    asked = Asked(engine, settings or EngineSettings(), folder, model, api_key)
-    return run_suite(find_subject(subject, opened, asked, tell), loaded, opened, tell)
+    asked = Asked(engine, settings or EngineSettings(), _folder(recipe_folder), model, api_key)
+    found = find_subject(subject, opened, asked)
+    origin = find_origin(found, opened, asked.recipe_folder, tell)
+    return run_suite(found, origin, loaded, opened, tell)
+
+
+def compare(
+    subjects: Sequence[str],
+    *,
+    tasks: Sequence[str] = (),
+    data: str | Path | None = None,
+    texts: Sequence[str | Path] = (),
+    limit: int | None = None,
+    api_key: str | None = None,
+    store: str | Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[Column, ...]:
+    """Artifacts, models and servers side by side, the first as the base; arguments as for `validate`."""
+    try:
+        from gristmill.pipeline.progress import SilentProgress
+        from gristmill.pipeline.validate.side_by_side import compare_subjects
+        from gristmill.pipeline.validate.subject import Asked, find_subject
+        from gristmill.pipeline.validate.suite import load_tasks
+    except ModuleNotFoundError as error:
+        raise _needs_build(error, "comparing") from error
+    loaded = load_tasks(tasks, _folder(data), limit, [Path(text) for text in texts])
+    opened, asked = default_store(store), Asked(api_key=api_key)
+    found = [find_subject(subject, opened, asked) for subject in subjects]
+    return compare_subjects(found, loaded, opened, progress or SilentProgress())
 
 
 def engine_folder(
@@ -131,6 +168,10 @@ def engine_folder(
     """
     artifact = default_store(store).resolve(ref)
     return open_engine(artifact, engine or best_engine(engine_targets(artifact)), full=full)
+
+
+def _folder(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path).expanduser().absolute()
 
 
 def _needs_build(error: ModuleNotFoundError, what: str) -> UnsupportedError:

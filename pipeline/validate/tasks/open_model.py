@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gristmill.pipeline.validate.tasks.engine_model import EngineModel
 from gristmill.runtime.architectures import plan_model
@@ -12,6 +14,7 @@ from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.executors.base import KVCacheConfig
 from gristmill.runtime.executors.load import open_engine
 from gristmill.runtime.executors.reference.executor import ReferenceExecutor
+from gristmill.runtime.files import sha256_file
 from gristmill.runtime.llm import LLM, load_engine
 from gristmill.runtime.memory import kv_bytes_per_token
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
@@ -40,7 +43,8 @@ def engine_model(folder: EngineFolder, asked: EngineSettings | None = None) -> E
     )
     opened = open_engine(folder)
     settings = _sized(opened.plan, opened.modes.choose(formats)[0])
-    return EngineModel(LLM(load_engine(folder, settings)), folder.name, {"weights": folder.digest})
+    weights = folder.digest or _content(folder.path)
+    return EngineModel(LLM(load_engine(folder, settings)), folder.name, {"weights": weights})
 
 
 def source_model(source: ModelSource, digest: str) -> EngineModel:
@@ -56,6 +60,12 @@ def source_model(source: ModelSource, digest: str) -> EngineModel:
     executor = ReferenceExecutor(_PlainWeights(plan, source), cache, "bfloat16")
     tokenizer = Tokenizer.from_files(source.side_files(), source.config)
     return EngineModel(LLM(LLMEngine(executor, tokenizer, settings)), source.name, {"weights": digest})
+
+
+def _content(folder: Path) -> str:
+    """A hash over the files of an engine that is no artifact's yet."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,8 @@ def _measure(model: TaskModel, task: Task, chunk: Sequence[Row], progress: Progr
 
 
 def _result(task: Task, rows: Sequence[Row], items: Iterator[Measured]) -> TaskResult:
-    return TaskResult(task.name, task.metric, tuple(row["id"] for row in rows), tuple(items))
+    ids = tuple(row["id"] for row in rows)
+    return TaskResult(task.name, task.metric, task.lower_is_better, task.margin, ids, tuple(items))
 
 
 def _chunks(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill.pipeline.validate.differences import MARGIN, Difference, paired_difference
 from gristmill.pipeline.validate.tasks.model import TaskModel
 
-__all__ = ["Measure", "Measured", "Row", "Task", "TaskResult"]
+__all__ = ["Measure", "Measured", "Row", "Task", "TaskResult", "difference"]
 
 Row = Mapping[str, Any]
 
@@ -40,14 +41,21 @@ class Task:
     fields: Mapping[str, type]
     measure: Measure
     complete: Callable[[Path, Sequence[Row]], Sequence[Row]] = lambda path, rows: rows
+    lower_is_better: bool = False
+    margin: float = MARGIN
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What one model made of a task, item by item."""
+    """What one model made of a task, item by item.
+
+    `margin` is the largest difference of the metric that counts as none.
+    """
 
     task: str
     metric: str
+    lower_is_better: bool
+    margin: float
     ids: tuple[str, ...]
     items: tuple[Measured, ...]
 
@@ -64,3 +72,10 @@ class TaskResult:
     def values(self, metric: str | None = None) -> tuple[float, ...]:
         """One value an item, of the main metric by default."""
         return tuple(item.values[metric or self.metric] for item in self.items)
+
+
+def difference(base: TaskResult, other: TaskResult) -> Difference:
+    """How `other` differs from `base` on the same items of one task, by its main metric."""
+    return paired_difference(
+        base.values(), other.values(), margin=base.margin, higher_is_better=not base.lower_is_better
+    )

@@ -35,6 +35,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "inspect": ("gristmill.cli.look", "inspect"),
         "verify": ("gristmill.cli.look", "verify"),
         "validate": ("gristmill.cli.validate", "validate"),
+        "compare": ("gristmill.cli.compare", "compare"),
         "report": ("gristmill.cli.report", "report"),
         "chat": ("gristmill.cli.generate", "chat"),
         "generate": ("gristmill.cli.generate", "generate"),

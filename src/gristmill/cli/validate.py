@@ -36,6 +36,10 @@ TasksOption = Annotated[
 DataOption = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="The folder that holds the tasks' files.")
 ]
+TextOption = Annotated[
+    list[Path] | None,
+    typer.Option("--text", metavar="FILE", help="Text or chats to predict, in bits a byte; repeatable."),
+]
 LimitOption = Annotated[
     int | None, typer.Option("--limit", metavar="N", min=1, help="Items of each task; else all.")
 ]
@@ -55,6 +59,7 @@ def validate(
     ],
     tasks: TasksOption = None,
     data: DataOption = None,
+    text: TextOption = None,
     limit: LimitOption = None,
     recipe_folder: Annotated[
         Path | None,
@@ -76,6 +81,7 @@ def validate(
             subject,
             tasks=task_names(tasks),
             data=data,
+            texts=text or (),
             limit=limit,
             engine=choice.engine,
             settings=choice.settings(),
