@@ -10,7 +10,7 @@ from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.store import Store
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.calibrate import calibrate
-from gristmill.pipeline.compile.stage import require_runnable
+from gristmill.pipeline.compile.stage import require_engines
 from gristmill.pipeline.environment import build_threads, determinism_contract, peak_memory, using_threads
 from gristmill.pipeline.make import Maker
 from gristmill.pipeline.model import BuildModel, open_model
@@ -50,8 +50,8 @@ def build(
     clock = StageClock(stages)
     with using_threads(contract.threads):
         with clock.stage("load"):
-            require_runnable(recipe.engines)
             model = open_model(recipe)
+            require_engines(recipe.engines, model.plan)
             digest = model.source.digest()
         if (wanted := recipe.quantize.search) is not None:
             require_possible(model, wanted, recipe.checkpoint)

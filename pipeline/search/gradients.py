@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from gristmill.calibration.batches import BATCH_TOKENS, Batch, make_batches
 from gristmill.calibration.blocks import load_block, load_tensor
 from gristmill.calibration.streams import run_block
-from gristmill.runtime.executors.reference.blocks import Weights, rms_norm
+from gristmill.runtime.executors.reference.blocks import rms_norm
+from gristmill.runtime.executors.reference.linears import Weights
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan
 from gristmill.runtime.sources.base import ModelSource
 

@@ -17,7 +17,7 @@ from gristmill.pipeline.quantize.block import BlockResult, QuantizeSettings, qua
 from gristmill.pipeline.search.gradients import BlockGradients
 from gristmill.pipeline.search.units import Unit, with_widths
 from gristmill.recipes.quantize import Method
-from gristmill.runtime.executors.reference.blocks import Weights
+from gristmill.runtime.executors.reference.linears import Weights
 from gristmill.runtime.model_plan import LayerPlan
 
 __all__ = ["layer_losses"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gristmill.runtime.model_plan import LinearPlan, ModelPlan
+from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan, MoePlan
 from gristmill.runtime.scheme import QuantScheme
 
 __all__ = ["Unit", "Widths", "model_units", "with_widths"]
@@ -16,7 +16,7 @@ Widths = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The quantized linears of layer `layer` that read one tensor: q, k and v; o; gate and up; down."""
+    """Quantized linears of layer `layer`: q, k and v; o; gate and up; down; or all experts' together."""
 
     layer: int
     linears: tuple[LinearPlan, ...]
@@ -47,6 +47,18 @@ def with_widths(
 
 def _units(plan: ModelPlan, schemes: Mapping[str, QuantScheme | None]) -> Iterator[Unit]:
     for layer in plan.layers:
-        for group in layer.input_groups:
+        for group in _groups(layer):
             if linears := tuple(linear for linear in group if schemes.get(linear.name) is not None):
                 yield Unit(layer.index, linears)
+
+
+def _groups(layer: LayerPlan) -> Iterator[tuple[LinearPlan, ...]]:
+    """What the kernels of engines take as one weight: linears that read one tensor, and all experts."""
+    if not isinstance(layer.mlp, MoePlan):
+        yield from layer.input_groups
+        return
+    attention, mlp = layer.attention, layer.mlp
+    yield from ((attention.q, attention.k, attention.v), (attention.o,))
+    yield tuple(linear for expert in mlp.experts for linear in expert.linears)
+    if mlp.shared is not None:
+        yield from mlp.shared.input_groups

@@ -88,7 +88,7 @@ ONE_FAULT = {
     "bits written as text": (
         "scheme: W4A16_ASYM",
         'symmetric: false\n  bits: "4"',
-        'recipe.yaml:10: quantize.bits; found text "4"; expected a number, 4 or 8; write it without quotes',
+        'recipe.yaml:10: quantize.bits; found text "4"; expected a number, 2, 3, 4, 5, 6 or 8; write it without quotes',
     ),
     "a text written as a number": (
         "name: support",
@@ -209,10 +209,10 @@ ONE_FAULT = {
         "bits: 4",
         "recipe.yaml:8: quantize.symmetric; found nothing; expected true or false beside bits",
     ),
-    "three bits": (
+    "seven bits": (
         "scheme: W4A16_ASYM",
-        "symmetric: true\n  bits: 3",
-        "recipe.yaml:10: quantize.bits; found number 3; expected 4 or 8",
+        "symmetric: true\n  bits: 7",
+        "recipe.yaml:10: quantize.bits; found number 7; expected 2, 3, 4, 5, 6 or 8",
     ),
     "a group of no columns": (
         "group_size: 64",
