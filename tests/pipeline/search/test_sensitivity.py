@@ -73,8 +73,8 @@ def exact_losses(tiny: Tiny, sensitivity: Sensitivity) -> NDArray[np.float64]:
 
 def rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
     """Spearman's."""
-    ranks = [np.argsort(np.argsort(values.ravel())) for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    one, two = (np.argsort(np.argsort(values.ravel())).astype(np.float64) for values in (first, second))
+    return float(np.corrcoef(one, two)[0, 1])
 
 
 def test_estimates_rank_units_and_widths_as_the_exact_losses_do(tmp_path: Path, open_tiny: OpenTiny) -> None:
