@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,16 @@ from gristmill.pipeline.progress import Progress
 from gristmill.pipeline.stages import StageCache
 from gristmill.pipeline.validate.compare import compare_engines
 from gristmill.pipeline.validate.data import load_held_out
-from gristmill.pipeline.validate.differences import Difference
 from gristmill.pipeline.validate.gates import GateResult, evaluate_gates
 from gristmill.pipeline.validate.logits import ExecutorLogits
 from gristmill.pipeline.validate.original import OriginalLogits
+from gristmill.pipeline.validate.recipe_tasks import recipe_tasks, task_gates
 from gristmill.pipeline.validate.result import ValidationResult
 from gristmill.pipeline.validate.subject import Origin, Subject
 from gristmill.pipeline.validate.tasks.catalogue import tasks_named
-from gristmill.pipeline.validate.tasks.model import TaskModel
+from gristmill.pipeline.validate.tasks.outcome import TaskOutcome, TaskRows, run_beside_original
 from gristmill.pipeline.validate.tasks.rows import find_data, read_rows
-from gristmill.pipeline.validate.tasks.run import run_task
-from gristmill.pipeline.validate.tasks.task import Row, Task, TaskResult, difference
+from gristmill.pipeline.validate.tasks.text import read_windows, text_task
 from gristmill.runtime.errors import InputError
 
 __all__ = ["SuiteResult", "load_tasks", "run_suite"]
@@ -63,7 +62,8 @@ def load_tasks(
         raise InputError("tasks without data", found=", ".join(names), hint="name their folder with --data")
     if folder is not None and not folder.is_dir():
         raise InputError(f"--data {folder}", found="no such folder")
-    return tuple(TaskRows(task, read_rows(task, find_data(task, folder), limit)) for task in tasks if folder)
+    named = [TaskRows(task, read_rows(task, find_data(task, folder), limit)) for task in tasks if folder]
+    return (*named, *(TaskRows(text_task(path), read_windows(path, limit)) for path in texts))
 
 
 def run_suite(

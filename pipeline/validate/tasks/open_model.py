@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from gristmill.pipeline.validate.tasks.engine_model import EngineModel
 from gristmill.runtime.architectures import plan_model
@@ -43,7 +42,7 @@ def engine_model(folder: EngineFolder, asked: EngineSettings | None = None) -> E
     )
     opened = open_engine(folder)
     settings = _sized(opened.plan, opened.modes.choose(formats)[0])
-    weights = folder.digest or _content(folder.path)
+    weights = folder.digest or _content(folder)
     return EngineModel(LLM(load_engine(folder, settings)), folder.name, {"weights": weights})
 
 
@@ -62,9 +61,10 @@ def source_model(source: ModelSource, digest: str) -> EngineModel:
     return EngineModel(LLM(LLMEngine(executor, tokenizer, settings)), source.name, {"weights": digest})
 
 
-def _content(folder: Path) -> str:
-    """A hash over the files of an engine that is no artifact's yet."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+def _content(folder: EngineFolder) -> str:
+    """A hash over the weights and the tokenizer of an engine that is no artifact's yet."""
+    engine = sorted(path for path in folder.path.rglob("*") if path.is_file())
+    files = (*engine, *sorted(folder.checkpoint.glob("*.json")))
     return hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()
 
 
