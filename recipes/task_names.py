@@ -13,6 +13,7 @@ TaskName = Literal[
     "gsm8k",
     "hellaswag",
     "humaneval",
+    "ifeval",
     "lambada",
     "mbpp",
     "mgsm_zh",

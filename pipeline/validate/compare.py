@@ -20,6 +20,7 @@ from gristmill.pipeline.validate.metrics import (
 )
 from gristmill.pipeline.validate.overlap import shared_text
 from gristmill.pipeline.validate.result import DataResult, ValidationResult
+from gristmill.pipeline.validate.windows import window_intervals
 from gristmill.pipeline.validate.worst import worst_passages
 from gristmill.recipes import Gate
 
@@ -93,10 +94,13 @@ def _positions(
 def _result(
     data: Sequence[HeldOut], positions: Sequence[PositionMetrics], overlaps: Sequence[float]
 ) -> ValidationResult:
+    lengths = [[len(window) for window in held_out.windows] for held_out in data]
     rows = tuple(
-        DataResult(held_out.name, len(held_out.windows), summarize(part), overlap)
-        for held_out, part, overlap in zip(data, positions, overlaps, strict=True)
+        DataResult(held_out.name, len(windows), summarize(part), overlap, window_intervals(part, windows))
+        for held_out, windows, part, overlap in zip(data, lengths, positions, overlaps, strict=True)
     )
-    metrics = summarize(concatenate(positions))
+    everything = concatenate(positions)
+    metrics = summarize(everything)
     overlap = sum(row.overlap * row.metrics.positions for row in rows) / metrics.positions
-    return ValidationResult(metrics, overlap, rows, worst=worst_passages(data, positions))
+    intervals = window_intervals(everything, [length for windows in lengths for length in windows])
+    return ValidationResult(metrics, overlap, rows, intervals, worst=worst_passages(data, positions))

@@ -8,6 +8,7 @@ from typing import Any
 from gristmill.pipeline.validate.gates import GateResult
 from gristmill.pipeline.validate.metrics import Metrics
 from gristmill.pipeline.validate.tasks.outcome import TaskOutcome
+from gristmill.pipeline.validate.windows import WindowIntervals
 from gristmill.pipeline.validate.worst import Passage
 
 __all__ = ["DataResult", "ValidationResult"]
@@ -21,6 +22,7 @@ class DataResult:
     windows: int
     metrics: Metrics
     overlap: float
+    intervals: WindowIntervals
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values."""
@@ -29,6 +31,7 @@ class DataResult:
             "windows": self.windows,
             "tokens": self.metrics.positions,
             **_metrics_dict(self.metrics),
+            **self.intervals.to_dict(),
             "calibration_overlap": self.overlap,
         }
 
@@ -40,6 +43,7 @@ class ValidationResult:
     metrics: Metrics
     overlap: float
     data: tuple[DataResult, ...]
+    intervals: WindowIntervals
     gates: tuple[GateResult, ...] = ()
     worst: tuple[Passage, ...] = ()
     tasks: tuple[TaskOutcome, ...] = ()
@@ -53,6 +57,7 @@ class ValidationResult:
         """One engine's `validation` in the public contract, with a row for each data set and gate."""
         return {
             **_metrics_dict(self.metrics),
+            **self.intervals.to_dict(),
             "tasks": {outcome.result.task: outcome.to_dict() for outcome in self.tasks},
             "calibration_overlap": self.overlap,
             "tokens": self.metrics.positions,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from gristmill.pipeline.validate.tasks.code import CODE
+from gristmill.pipeline.validate.tasks.ifeval import IFEVAL
 from gristmill.pipeline.validate.tasks.last_word import LAMBADA
 from gristmill.pipeline.validate.tasks.math_answer import MATH
 from gristmill.pipeline.validate.tasks.multiple_choice import MULTIPLE_CHOICE
@@ -17,7 +18,7 @@ from gristmill.runtime.errors import InputError
 
 __all__ = ["TASKS", "tasks_named"]
 
-_ALL = (*MULTIPLE_CHOICE, LAMBADA, *MATH, *CODE, SQL, TOOL_CALLS)
+_ALL = (*MULTIPLE_CHOICE, LAMBADA, *MATH, *CODE, SQL, IFEVAL, TOOL_CALLS)
 
 TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _ALL})
 

@@ -115,6 +115,11 @@ def _show(document: dict[str, Any]) -> None:
         fields["KL"] = f"{kl['mean']:.4g} nats, p99 {kl['p99']:.4g}"
         fields["top-1"] = f"{document['top1_agreement']:.1%} as the original"
     print_fields(fields)
+    if document.get("data"):
+        print_table(
+            ["DATA", "WINDOWS", "PERPLEXITY", "ORIGINAL", "LOSS", "95 %", "KL", "95 %", "TOP-1", "VERDICT"],
+            [_data_row(data) for data in document["data"]],
+        )
     for gate in document["gates"]:
         print(f"gate {gate['metric']} {gate['limit']}: {gate['value']:.4g} {_passed(gate['passed'])}")
     if document["tasks"]:
@@ -122,6 +127,22 @@ def _show(document: dict[str, Any]) -> None:
             ["TASK", "ITEMS", "METRIC", "VALUE", "ORIGINAL", "DIFFERENCE", "95 %", "FLIPS", "VERDICT"],
             [_row(name, task) for name, task in document["tasks"].items()],
         )
+
+
+def _data_row(data: dict[str, Any]) -> list[str]:
+    loss, (low, high) = data["loss"], data["kl_interval"]
+    return [
+        data["name"],
+        str(data["windows"]),
+        f"{data['perplexity']['quantized']:.4g}",
+        f"{data['perplexity']['base']:.4g}",
+        f"{loss['difference']:+.4f}",
+        f"{loss['low']:+.4f} to {loss['high']:+.4f}",
+        f"{data['kl']['mean']:.4f}",
+        f"{low:.4f} to {high:.4f}",
+        f"{data['top1_agreement']:.1%}",
+        loss["verdict"],
+    ]
 
 
 def _passed(passed: bool) -> str:
