@@ -11,7 +11,7 @@ from typing import Literal
 
 from gristmill.runtime.errors import RecipeError
 
-__all__ = ["METRICS", "Gate", "Metric", "parse_gate"]
+__all__ = ["METRICS", "Gate", "Metric", "parse_gate", "parse_task_gate"]
 
 Operator = Literal["<", "<=", ">", ">="]
 
@@ -61,14 +61,6 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
                 percent=True,
                 plain_limit=1.0,
             ),
-            Metric(
-                "task_difference",
-                "a task's main metric less the original's, in points",
-                "higher",
-                -1.0,
-                1.0,
-                percent=True,
-            ),
         )
     }
 )
@@ -109,10 +101,20 @@ def parse_gate(name: str, expression: str) -> Gate:
         raise RecipeError(
             "gate", found=f"the metric {name}, which is not computed", expected=", ".join(METRICS)
         )
+    return _parse(metric, expression)
+
+
+def parse_task_gate(task: str, expression: str) -> Gate:
+    """The gate, such as `> -2%`, on how a task's main metric differs from the original's: as `parse_gate`."""
+    meaning = "difference of the main metric to the original's"
+    return _parse(Metric(f"tasks.{task}", meaning, "higher", -1.0, 1.0, percent=True), expression)
+
+
+def _parse(metric: Metric, expression: str) -> Gate:
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
         raise RecipeError(
-            f"gate {name}",
+            f"gate {metric.name}",
             found=f'text "{expression}"',
             expected=f'<, <=, > or >= and a number, such as "{_example(metric)}"',
         )
@@ -125,7 +127,7 @@ def parse_gate(name: str, expression: str) -> Gate:
         _require(
             limit <= metric.plain_limit, metric, expression, f'a percentage, such as "{_example(metric)}"'
         )
-    gate = Gate(name, match["operator"], limit)  # type: ignore[arg-type]
+    gate = Gate(metric.name, match["operator"], limit)  # type: ignore[arg-type]
     _check_limit(gate, metric, expression)
     return gate
 
@@ -156,4 +158,6 @@ def _example(metric: Metric) -> str:
         return "< 25%"
     if metric.name == "perplexity":
         return "< 30"
+    if metric.name.startswith("tasks."):
+        return "> -2%"
     return "< 0.20" if metric.better == "lower" else "> 0.75"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
-from gristmill.recipes.gates import Gate, parse_gate
+from gristmill.recipes.gates import Gate, parse_gate, parse_task_gate
 from gristmill.recipes.refusals import refusal
 from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.files import sha256_file
@@ -74,22 +75,20 @@ def require_digest(digest: str | None, info: ValidationInfo) -> str | None:
 
 
 def _gate(value: Any, info: ValidationInfo) -> Gate:
-    return _parsed(value, str(info.field_name))
+    return _parsed(value, partial(parse_gate, str(info.field_name)))
 
 
 def _task_gate(value: Any, info: ValidationInfo) -> Gate:
-    """The gate of a task, under the name `tasks.NAME`."""
-    gate = _parsed(value, "task_difference")
-    return replace(gate, metric=f"tasks.{info.data.get('task', '')}")
+    return _parsed(value, partial(parse_task_gate, str(info.data.get("task", ""))))
 
 
-def _parsed(value: Any, metric: str) -> Gate:
+def _parsed(value: Any, parse: Callable[[str], Gate]) -> Gate:
     if isinstance(value, Gate):
         return value
     if not isinstance(value, str):
         raise refusal('text such as "< 0.20"')
     try:
-        return parse_gate(metric, value)
+        return parse(value)
     except RecipeError as error:
         raise refusal(str(error.expected), found=str(error.found)) from error
 

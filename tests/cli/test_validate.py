@@ -69,7 +69,7 @@ def test_an_interrupt_loses_no_finished_items(built: CommandLine, data: Path) ->
     [
         (("--tasks", "arc_eazy", "--data", "."), "unknown task; found arc_eazy; expected arc_easy"),
         (("--tasks", "arc_easy"), "tasks without data; found arc_easy; name their folder with --data"),
-        (("--tasks", "arc_easy", "--data", "nowhere"), "--data nowhere; found no such folder"),
+        (("--tasks", "arc_easy", "--data", "nowhere"), "nowhere; found no such folder"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_a_model_is_loaded(

@@ -59,7 +59,7 @@ def test_validating_the_artifact_repeats_its_own_tasks(command: CommandLine) -> 
 
 
 def test_a_failed_gate_of_a_task_stops_the_build(command: CommandLine, recipe: Path) -> None:
-    done = command.run("build", recipe, "--set", "validate.tasks.0.gate=> 90%")
+    done = command.run("build", recipe, "--set", 'validate.tasks.0.gate="> 90%"')
     assert done.returncode == 1
     assert "validation gates failed: tasks.arc_easy" in done.stderr
 

@@ -45,7 +45,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 
-_RESUMABLE = frozenset({"build", "compile"})
+_RESUMABLE = frozenset({"build", "compare", "compile", "validate"})
 
 
 def create_app(names: Iterable[str] = tuple(_COMMANDS)) -> typer.Typer:
@@ -104,7 +104,8 @@ def _run(arguments: list[str]) -> int:
         print_error(error)
         return error.exit_code
     except (Abort, KeyboardInterrupt):
-        resumes = named and named[0] in _RESUMABLE
+        of_server = any(argument.startswith(("http://", "https://")) for argument in arguments)
+        resumes = named and named[0] in _RESUMABLE and not of_server  # what a server answers is not kept
         say(f"interrupted{': finished work is kept, the same command continues there' if resumes else ''}")
         return EXIT_INTERRUPTED
     except TyperException as error:
