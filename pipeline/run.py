@@ -61,7 +61,7 @@ def build(
             digest = model.source.digest()
         with clock.stage("calibrate"):
             samples, held_out = _read_data(recipe, model, digest, stages, tell)
-        settings = quantize_settings(recipe.quantize, model.schemes)
+        settings = quantize_settings(recipe, model.schemes)
         memory = plan_memory(model, settings, samples, held_out, engines=len(recipe.engines))
         tell.note(memory.line())
         require_memory(memory, memory_limit)
@@ -96,7 +96,19 @@ def build(
             gates = {served: results}
             layers = LayerErrors("output" if samples else "weight", quantized.errors, quantized.notes)
             mix = data_mix(samples, [entry.samples for entry in held_out], model.tokenizer)
-            built = Built(model, digest, samples, paths, compiled, layers, mix, proof, gates, contract)
+            built = Built(
+                model,
+                digest,
+                samples,
+                paths,
+                compiled,
+                layers,
+                quantized.coverage,
+                mix,
+                proof,
+                gates,
+                contract,
+            )
             artifact = package(recipe, built, store, clock.record(places_of(recipe), memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
     return artifact

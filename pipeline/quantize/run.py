@@ -21,6 +21,7 @@ from gristmill.pipeline.quantize.block import (
     quantize_block,
     served_weights,
 )
+from gristmill.pipeline.quantize.coverage import ExpertCoverage
 from gristmill.pipeline.quantize.layer_file import LazyTensors, layer_path, read_layer, write_layer
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.runtime.errors import IntegrityError
@@ -47,11 +48,15 @@ _CODE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedModel:
-    """All finished layers: codes read on demand, changed plain tensors, and what each linear lost."""
+    """All finished layers: codes read on demand, changed plain tensors, and what each linear lost.
+
+    `coverage` is None for a model without experts, and where nothing was calibrated.
+    """
 
     tensors: LazyTensors
     dense: Mapping[str, Tensor]
     errors: Mapping[str, float]
+    coverage: ExpertCoverage | None
     notes: tuple[str, ...]
 
 
@@ -82,7 +87,7 @@ def quantize_model(
     """
     layers = model.plan.layers
     if (done := stages.finished("quantize", key)) is not None:
-        return _collect(model, done)
+        return _collect(model, done, settings)
     with stages.open("quantize", key) as stage:
         progress.stage("quantize", len(layers), "layers")
         finished = _finished_layers(stage.folder, len(layers))
@@ -92,7 +97,7 @@ def quantize_model(
         for layer, result in _results(model, samples, settings, stage.folder, finished):
             write_layer(layer_path(stage.folder, layer.index), result)
             progress.advance()
-        return _collect(model, stage.finish())
+        return _collect(model, stage.finish(), settings)
 
 
 def _results(
@@ -115,6 +120,7 @@ def _results(
         follow_original=settings.follow_original,
         schemes=settings.schemes,
         keep_rows=settings.keep_rows,
+        min_expert_tokens=settings.min_expert_tokens,
     )
     for layer in model.plan.layers:
         weights = load_block(model.source, layer, walk.dtype)
@@ -147,11 +153,12 @@ def _finished_layers(folder: Path, total: int) -> int:
     return total
 
 
-def _collect(model: BuildModel, folder: Path) -> QuantizedModel:
+def _collect(model: BuildModel, folder: Path, settings: QuantizeSettings) -> QuantizedModel:
     files: dict[str, Path] = {}
     dense: dict[str, Tensor] = {}
     dtype: torch.dtype = getattr(torch, model.plan.dtype)
     errors: dict[str, float] = {}
+    routed: dict[str, int] = {}
     notes: list[str] = []
     for layer in model.plan.layers:
         path = layer_path(folder, layer.index)
@@ -159,5 +166,7 @@ def _collect(model: BuildModel, folder: Path) -> QuantizedModel:
         files |= dict.fromkeys(result.quantized, path)
         dense |= {name: to_numpy(tensor.to(dtype)) for name, tensor in result.dense.items()}
         errors |= result.errors
+        routed |= result.routed
         notes += result.notes
-    return QuantizedModel(LazyTensors(files), dense, errors, tuple(notes))
+    coverage = ExpertCoverage(settings.min_expert_tokens, routed) if routed else None
+    return QuantizedModel(LazyTensors(files), dense, errors, coverage, tuple(notes))

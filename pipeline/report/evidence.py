@@ -2,6 +2,7 @@
 
 report/layers.json                what each quantized linear lost
 report/data.json                  what calibration and validation read
+report/experts.json               how many calibration tokens each expert saw, of a mixture
 report/outliers.json              outlier channels of the original, behind each layer
 report/validation-<engine>.json   every data set by itself, and the worst passages
 """
@@ -20,6 +21,7 @@ from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.manifest import KlDivergence, Perplexity
 from gristmill.artifacts.reading import read_bounded
 from gristmill.artifacts.strict_json import parse_canonical, to_canonical
+from gristmill.pipeline.quantize.coverage import ExpertCoverage
 from gristmill.pipeline.report.mix import DataMix
 from gristmill.pipeline.validate.outliers import LayerOutliers
 from gristmill.pipeline.validate.worst import Passage
@@ -30,6 +32,7 @@ __all__ = [
     "DataSet",
     "LayerErrors",
     "Measured",
+    "read_coverage",
     "read_data_mix",
     "read_layer_errors",
     "read_measured",
@@ -41,6 +44,7 @@ _REPORT_FOLDER = "report"
 _LAYERS_FILE = "layers.json"
 _DATA_FILE = "data.json"
 _OUTLIERS_FILE = "outliers.json"
+_EXPERTS_FILE = "experts.json"
 _MAX_BYTES = 64 << 20
 T = TypeVar("T")
 
@@ -88,19 +92,26 @@ class _Outliers:
 _OUTLIERS = TypeAdapter(_Outliers)
 _LAYER_ERRORS = TypeAdapter(LayerErrors)
 _DATA_MIX = TypeAdapter(DataMix)
+_COVERAGE = TypeAdapter(ExpertCoverage)
 _MEASURED = TypeAdapter(Measured)
 
 
 def write_evidence(
-    folder: Path, layers: LayerErrors, mix: DataMix, outliers: tuple[LayerOutliers, ...]
+    folder: Path,
+    layers: LayerErrors,
+    mix: DataMix,
+    outliers: tuple[LayerOutliers, ...],
+    coverage: ExpertCoverage | None = None,
 ) -> None:
-    """Write all into the artifact at `folder`. Raises StorageError."""
+    """Write all into the artifact at `folder`; `coverage` is that of a mixture. Raises StorageError."""
     report = folder / _REPORT_FOLDER
     make_folder(report)
     write_atomic(report / _LAYERS_FILE, to_canonical(_LAYER_ERRORS, layers, _LAYERS_FILE))
     write_atomic(report / _DATA_FILE, to_canonical(_DATA_MIX, mix, _DATA_FILE))
     found = to_canonical(_OUTLIERS, _Outliers(outliers), _OUTLIERS_FILE)
     write_atomic(report / _OUTLIERS_FILE, found)
+    if coverage is not None:
+        write_atomic(report / _EXPERTS_FILE, to_canonical(_COVERAGE, coverage, _EXPERTS_FILE))
 
 
 def read_layer_errors(artifact: Artifact) -> LayerErrors | None:
@@ -111,6 +122,11 @@ def read_layer_errors(artifact: Artifact) -> LayerErrors | None:
 def read_data_mix(artifact: Artifact) -> DataMix | None:
     """What was read; None for an artifact that does not say. Raises ArtifactError, StorageError."""
     return _read(artifact, _DATA_FILE, partial(parse_canonical, _DATA_MIX))
+
+
+def read_coverage(artifact: Artifact) -> ExpertCoverage | None:
+    """What each expert saw; None for a model without experts. Raises ArtifactError, StorageError."""
+    return _read(artifact, _EXPERTS_FILE, partial(parse_canonical, _COVERAGE))
 
 
 def read_outliers(artifact: Artifact) -> tuple[LayerOutliers, ...]:
