@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from gristmill.artifacts.artifact import Artifact
@@ -21,8 +22,8 @@ from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint
 from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.executors.base import KVCacheConfig, SequenceStep
 from gristmill.runtime.executors.reference.executor import ReferenceExecutor
-from gristmill.runtime.scheme import QuantizedTensor
-from tests.tiny_checkpoints import write_random
+from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
+from tests.tiny_checkpoints import write_random, write_rounded
 
 UNROUTED = "model.layers.1.mlp.experts.2"
 TOKENS = list(range(40, 70))
@@ -124,6 +125,12 @@ def test_an_expert_that_no_token_reached_is_quantized_like_the_others(artifact: 
     assert max(unrouted) < 3 * float(np.median(list(of_experts.values())))
 
 
+def reference_logits(checkpoint: Checkpoint) -> NDArray[np.float32]:
+    cache = KVCacheConfig(num_blocks=4, block_size=16, dtype="float32")
+    step = SequenceStep(TOKENS, 0, range(2), "all")
+    return ReferenceExecutor(checkpoint, cache, "float32").execute([step])
+
+
 def test_transformers_gives_the_logits_of_the_unpacked_checkpoint(
     tmp_path: Path, artifact: Artifact, checkpoint: Checkpoint
 ) -> None:
@@ -142,10 +149,20 @@ def test_transformers_gives_the_logits_of_the_unpacked_checkpoint(
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.no_grad():
         wanted = oracle(torch.tensor([TOKENS])).logits[0].numpy()
-    cache = KVCacheConfig(num_blocks=4, block_size=16, dtype="float32")
-    step = SequenceStep(TOKENS, 0, range(2), "all")
-    found = ReferenceExecutor(checkpoint, cache, "float32").execute([step])
-    np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=0)
+    np.testing.assert_allclose(reference_logits(checkpoint), wanted, atol=2e-4, rtol=0)
+
+
+def test_transformers_reads_symmetric_experts_as_they_are_packed(tmp_path: Path, mixture: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    scheme = QuantScheme(4, 32, symmetric=True)
+    packed = write_rounded(tmp_path / "packed", mixture, lambda name: scheme)
+    oracle = AutoModelForCausalLM.from_pretrained(packed, dtype=torch.float32).eval()
+    with torch.no_grad():
+        wanted = oracle(torch.tensor([TOKENS])).logits[0].numpy()
+    lost = reference_logits(open_checkpoint(packed)) - wanted
+    assert np.linalg.norm(lost) < 3e-3 * np.linalg.norm(wanted), "it rounds unpacked experts to bfloat16"
 
 
 def test_a_native_engine_is_refused_before_a_weight_is_read(
