@@ -20,18 +20,12 @@ _SCORED = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=1)
 class EngineModel:
     """A `TaskModel` over an `LLM`, which it takes over and closes."""
 
-    def __init__(self, llm: LLM, name: str, identity: Mapping[str, Any]) -> None:
+    def __init__(self, llm: LLM, identity: Mapping[str, Any]) -> None:
         """`identity` says what the weights are; the engine's number formats are added to it."""
         self._llm = llm
-        self._name = name
         info = llm.info
         formats = {"engine": info.name, "compute": info.compute, "kv_cache": info.kv_cache}
         self._identity = MappingProxyType({**identity, **formats, "context": llm.max_model_len})
-
-    @property
-    def name(self) -> str:
-        """See `TaskModel`."""
-        return self._name
 
     @property
     def identity(self) -> Mapping[str, Any]:

@@ -41,17 +41,12 @@ class Prompt:
 
     text: str = ""
     messages: tuple[Message, ...] = ()
-    tools: tuple[Mapping[str, Any], ...] = ()
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
 
 
 class TaskModel(Protocol):
     """A model under test. Both methods answer in the order of what is asked."""
-
-    @property
-    def name(self) -> str:
-        """How tables call it."""
 
     @property
     def identity(self) -> Mapping[str, Any] | None:

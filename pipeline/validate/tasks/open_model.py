@@ -43,7 +43,7 @@ def engine_model(folder: EngineFolder, asked: EngineSettings | None = None) -> E
     opened = open_engine(folder)
     settings = _sized(opened.plan, opened.modes.choose(formats)[0])
     weights = folder.digest or _content(folder)
-    return EngineModel(LLM(load_engine(folder, settings)), folder.name, {"weights": weights})
+    return EngineModel(LLM(load_engine(folder, settings)), {"weights": weights})
 
 
 def source_model(source: ModelSource, digest: str) -> EngineModel:
@@ -58,7 +58,7 @@ def source_model(source: ModelSource, digest: str) -> EngineModel:
     cache = KVCacheConfig(settings.kv_cache_bytes // block_bytes, settings.block_size, settings.kv_dtype)
     executor = ReferenceExecutor(_PlainWeights(plan, source), cache, "bfloat16")
     tokenizer = Tokenizer.from_files(source.side_files(), source.config)
-    return EngineModel(LLM(LLMEngine(executor, tokenizer, settings)), source.name, {"weights": digest})
+    return EngineModel(LLM(LLMEngine(executor, tokenizer, settings)), {"weights": digest})
 
 
 def _content(folder: EngineFolder) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gristmill.calibration.prompt_files import Fault, FileFault, read_lines
@@ -95,12 +96,4 @@ def _choice_fault(choices: list[object], answer: int) -> str | None:
 
 
 def _repeated(ids: Iterable[str]) -> str | None:
-    return next(_repetitions(ids), None)
-
-
-def _repetitions(ids: Iterable[str]) -> Iterator[str]:
-    seen: set[str] = set()
-    for name in ids:
-        if name in seen:
-            yield name
-        seen.add(name)
+    return next((name for name, count in Counter(ids).items() if count > 1), None)

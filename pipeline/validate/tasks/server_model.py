@@ -56,11 +56,6 @@ class ServerModel:
             self.close()
             raise
 
-    @property
-    def name(self) -> str:
-        """See `TaskModel`."""
-        return f"{self._client.model} at {self._url}"
-
     def score(self, continuations: Sequence[Continuation]) -> list[Score]:
         """See `TaskModel`, by completions that echo their prompt with log probabilities."""
         if not self._scores:

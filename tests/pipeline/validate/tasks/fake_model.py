@@ -18,7 +18,6 @@ class FakeModel:
     logprob: Callable[[Continuation], float] = lambda continuation: 0.0
     answer: Callable[[Prompt], str] = lambda prompt: ""
     identity: Mapping[str, Any] | None = field(default_factory=lambda: {"weights": "fake"})
-    name: str = "fake"
     asked: int = 0
 
     def score(self, continuations: Sequence[Continuation]) -> list[Score]:

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gristmill.facade import engine_folder
+from gristmill.facade import engine_folder, validate
 from gristmill.pipeline.validate.tasks.model import Continuation, Prompt
 from gristmill.pipeline.validate.tasks.open_model import engine_model
 from gristmill.pipeline.validate.tasks.server_model import ServerAddress, ServerModel
@@ -35,6 +36,18 @@ def test_scores_are_those_of_the_engine_itself(built: CommandLine, server: Runni
         own = model.score(ASKED)
     assert [each.logprob for each in served] == pytest.approx([each.logprob for each in own], abs=1e-3)
     assert [each.greedy for each in served] == [each.greedy for each in own]
+
+
+def test_a_server_is_validated_like_the_artifact_that_it_serves(
+    built: CommandLine, server: RunningServer, tmp_path: Path
+) -> None:
+    rows = [{"id": str(n), "context": f"The miller has {n}", "target": " sacks"} for n in range(8)]
+    (tmp_path / "lambada.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    served, own = (
+        validate(subject, tasks=["lambada"], data=tmp_path, store=built.store).tasks[0].result.values("loss")
+        for subject in (server.url, "tiny")
+    )
+    assert served == pytest.approx(own, abs=1e-3)
 
 
 def test_answers_are_those_of_the_engine_itself(built: CommandLine, server: RunningServer) -> None:
