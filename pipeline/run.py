@@ -17,11 +17,13 @@ from gristmill.pipeline.checkpoint import WrittenCheckpoint, write_verified
 from gristmill.pipeline.compile.stage import compile_engine, require_runnable
 from gristmill.pipeline.environment import build_threads, determinism_contract, peak_memory, using_threads
 from gristmill.pipeline.golden_prompts import golden_prompts
+from gristmill.pipeline.kv_calibration import calibrate_kv
 from gristmill.pipeline.model import BuildModel, open_model
 from gristmill.pipeline.package import Built, package
 from gristmill.pipeline.plan import plan_memory, require_memory
 from gristmill.pipeline.progress import Progress, SilentProgress
 from gristmill.pipeline.prove import Proof, prove
+from gristmill.pipeline.quantize.block import QuantizeSettings
 from gristmill.pipeline.quantize.run import QuantizedModel, quantize_key, quantize_model
 from gristmill.pipeline.quantize.settings import quantize_settings
 from gristmill.pipeline.record import StageClock, places_of
@@ -35,6 +37,7 @@ from gristmill.pipeline.validate.overlap import refuse_shared_records
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.executors.load import best_engine
 from gristmill.runtime.formats.select import FormatName
+from gristmill.runtime.kv_scales import KVScales
 
 __all__ = ["build"]
 
@@ -71,9 +74,16 @@ def build(
         for note in quantized.notes:
             tell.note(note)
         with clock.stage("checkpoint"):
-            checkpoints = _write_checkpoints(recipe, model, quantized, key, stages)
-        own = checkpoints[recipe.checkpoint]
+            checkpoints = _write_checkpoints(
+                recipe,
+                model,
+                quantized,
+                _kv_scales(recipe, model, quantized, settings, samples, key, stages, tell),
+                key,
+                stages,
+            )
         with clock.stage("compile"):
+            own = checkpoints[recipe.checkpoint]
             engines = [compile_engine(target, own, stages, tell) for target in recipe.engines]
         with clock.stage("validate"):
             proof = prove(
@@ -86,6 +96,7 @@ def build(
                 {"model": digest, "contract": asdict(contract)},
                 stages,
                 tell,
+                kv_cache=recipe.kv_cache.dtype,
             )
             served = best_engine([proven.engine.target for proven in proof.engines])
             results = _gate_results(recipe, proof, served)
@@ -102,11 +113,41 @@ def build(
     return artifact
 
 
+def _kv_scales(
+    recipe: Recipe,
+    model: BuildModel,
+    quantized: QuantizedModel,
+    settings: QuantizeSettings,
+    samples: TokenSamples | None,
+    key: str,
+    stages: StageCache,
+    tell: Progress,
+) -> KVScales:
+    """The scales of an FP8 cache; nothing for formats that store none."""
+    share = recipe.kv_cache.scales
+    if share is None:
+        return ()
+    assert samples is not None, "the recipe has a calibration block"
+    if share == "head":
+        tell.note(
+            "kv_cache: engines that hold one scale a tensor refuse scales by head; `tensor` serves there"
+        )
+    return calibrate_kv(
+        model, quantized, settings, samples, share, quantize_key=key, stages=stages, progress=tell
+    )
+
+
 def _write_checkpoints(
-    recipe: Recipe, model: BuildModel, quantized: QuantizedModel, key: str, stages: StageCache
+    recipe: Recipe,
+    model: BuildModel,
+    quantized: QuantizedModel,
+    kv_scales: KVScales,
+    key: str,
+    stages: StageCache,
 ) -> dict[FormatName, WrittenCheckpoint]:
     """The recipe's own checkpoint and its exports, by format."""
-    write = partial(write_verified, model.source, quantized.tensors, quantized.dense, stages=stages)
+    content = (model.source, quantized.tensors, quantized.dense)
+    write = partial(write_verified, *content, kv_scales=kv_scales, stages=stages)
     return {name: write(format=name, quantize_key=key) for name in (recipe.checkpoint, *recipe.exports)}
 
 

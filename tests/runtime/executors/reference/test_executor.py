@@ -137,7 +137,8 @@ def test_what_a_block_held_before_does_not_leak_into_its_next_owner(tiny_model: 
     k, v = (torch.randn(2, attention.num_kv_heads, attention.head_dim) for _ in range(2))
     mixed = []
     for stale in (0.0, float("inf")):
-        cache = LayerCache(torch.zeros(shape), torch.zeros(shape))
+        ones = torch.ones(attention.num_kv_heads)
+        cache = LayerCache("float32", torch.zeros(shape), torch.zeros(shape), ones, ones)
         cache.keys[1], cache.values[1] = stale, stale
         mixed.append(paged_attention(lay_out(batch, BLOCK), cache, attention, q, k, v))
     assert torch.equal(*mixed)
