@@ -9,7 +9,15 @@ from typing import Literal, TypeAlias
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.model_plan import ModelPlan
 
-__all__ = ["FLOAT8_MOST", "KVScales", "LayerKVScales", "ScaleShare", "check_kv_scales", "scale_share"]
+__all__ = [
+    "FLOAT8_MOST",
+    "KVScales",
+    "LayerKVScales",
+    "ScaleShare",
+    "check_kv_scales",
+    "scale_share",
+    "with_scales",
+]
 
 FLOAT8_MOST = 448.0
 """The largest number of E4M3: what lies beyond it, after division by the scale, is cut to it."""
@@ -40,6 +48,11 @@ KVScales: TypeAlias = tuple[LayerKVScales, ...]
 def scale_share(scales: KVScales) -> ScaleShare:
     """Whether heads have scales of their own."""
     return "tensor" if all(len(layer.keys) == len(layer.values) == 1 for layer in scales) else "head"
+
+
+def with_scales(attention: str, scales: KVScales) -> str:
+    """The name of an attention kernel with what shares the scales that it reads, if there are any."""
+    return f"{attention}, fp8 scales by {scale_share(scales)}" if scales else attention
 
 
 def check_kv_scales(scales: KVScales, plan: ModelPlan) -> None:

@@ -17,7 +17,7 @@ from gristmill.runtime.executors.native.stored import EngineFile, StoredWeight
 from gristmill.runtime.executors.step_check import check_batch, check_copies
 from gristmill.runtime.kernels import _native
 from gristmill.runtime.kernels.instruction_set import chosen_instruction_set
-from gristmill.runtime.kv_scales import KVScales
+from gristmill.runtime.kv_scales import KVScales, with_scales
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import ExecutorOptions
 
@@ -50,7 +50,7 @@ class NativeExecutor:
             name="native-x86",
             compute=options.compute,
             kv_cache=cache.dtype,
-            kernels=_kernel_names(engine, options, self._engine.instruction_set),
+            kernels=_kernel_names(engine, options, self._engine.instruction_set, kv_scales),
             kv_scales=kv_scales,
         )
 
@@ -215,14 +215,16 @@ def _logit_rows(batch: Sequence[SequenceStep], lengths: Sequence[int]) -> list[i
     return rows
 
 
-def _kernel_names(engine: EngineFile, options: ExecutorOptions, instruction_set: str) -> dict[str, str]:
+def _kernel_names(
+    engine: EngineFile, options: ExecutorOptions, instruction_set: str, kv_scales: KVScales
+) -> dict[str, str]:
     """The kernel of each layer kind; kinds that differ between layers are listed."""
     kinds = {
         name: sorted({_kernel_name(getattr(layer, name), options) for layer in engine.layers})
         for name in ("qkv", "o", "gate_up", "down")
     }
     kinds["head"] = [_kernel_name(engine.head, options)]
-    kinds["attention"] = ["paged"]
+    kinds["attention"] = [with_scales("paged", kv_scales)]
     return {name: f"{' and '.join(names)} ({instruction_set})" for name, names in kinds.items()}
 
 

@@ -23,7 +23,7 @@ from gristmill.runtime.executors.reference.kv_twin import KV_STORAGE
 from gristmill.runtime.executors.reference.paged import LayerCache, StepLayout, lay_out, paged_attention
 from gristmill.runtime.executors.reference.weights import WeightSource, load_weights
 from gristmill.runtime.executors.step_check import check_batch, check_copies
-from gristmill.runtime.kv_scales import KVScales
+from gristmill.runtime.kv_scales import KVScales, with_scales
 from gristmill.runtime.model_plan import ModelPlan, RopePlan
 from gristmill.runtime.settings import Compute
 
@@ -52,18 +52,18 @@ class ReferenceExecutor:
             )
         self._plan = checkpoint.plan
         self._cache = cache
+        scales = checkpoint.kv_scales if cache.dtype == "fp8" else ()
         self._info = ExecutorInfo(
             name="reference",
             compute=compute,
             kv_cache=cache.dtype,
-            kernels={"linear": "torch", "attention": "torch"},
-            kv_scales=checkpoint.kv_scales if cache.dtype == "fp8" else (),
+            kernels={"linear": "torch", "attention": with_scales("torch", scales)},
+            kv_scales=scales,
         )
         self._weights = load_weights(checkpoint, self._dtype)
         self._schemes = checkpoint.schemes
         self._layers = [
-            _empty_cache(self._plan, index, cache, self._info.kv_scales)
-            for index in range(len(self._plan.layers))
+            _empty_cache(self._plan, index, cache, scales) for index in range(len(self._plan.layers))
         ]
 
     @property

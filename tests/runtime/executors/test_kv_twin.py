@@ -107,6 +107,7 @@ def test_both_say_which_scales_they_use(
         reference = ReferenceExecutor(opened, KVCacheConfig(2, 16, dtype))
         for executor in (reference, open_executor(engine, kv=dtype, blocks=2)):
             assert executor.info.kv_scales == expected
+            assert (f"scales by {scales}" in executor.info.kernels["attention"]) == bool(expected)
 
 
 def test_scales_that_do_not_arrive_are_refused_by_layer(
