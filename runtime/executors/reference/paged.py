@@ -10,7 +10,7 @@ import torch
 
 from gristmill.runtime.executors.base import KVDtype, SequenceStep
 from gristmill.runtime.executors.reference.blocks import attend_masked, causal_attention, visible
-from gristmill.runtime.executors.reference.kv_twin import through_cache
+from gristmill.runtime.executors.reference.kv_twin import keys_through_cache, values_through_cache
 from gristmill.runtime.model_plan import AttentionPlan
 
 __all__ = ["LayerCache", "StepLayout", "lay_out", "paged_attention"]
@@ -112,8 +112,8 @@ def paged_attention(
     Keys and values are always read back from the cache, so that a prompt means
     the same whether it came at once or in chunks.
     """
-    keys = through_cache(k, cache.dtype, cache.key_scales)
-    values = through_cache(v, cache.dtype, cache.value_scales)
+    keys = keys_through_cache(k, cache.dtype, cache.key_scales)
+    values = values_through_cache(v, cache.dtype, cache.value_scales)
     cache.keys.flatten(0, 1).index_copy_(0, layout.slots, keys)
     cache.values.flatten(0, 1).index_copy_(0, layout.slots, values)
     mixed = torch.empty_like(q)

@@ -17,7 +17,7 @@ from gristmill.runtime.executors.base import KVCacheConfig, KVDtype, SequenceSte
 from gristmill.runtime.executors.native import executor as native_executor
 from gristmill.runtime.executors.native.model_spec import model_spec
 from gristmill.runtime.executors.reference.executor import ReferenceExecutor
-from gristmill.runtime.executors.reference.kv_twin import through_cache
+from gristmill.runtime.executors.reference.kv_twin import keys_through_cache, values_through_cache
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.kernels import _native
 from gristmill.runtime.kv_scales import KVScales, LayerKVScales
@@ -130,17 +130,25 @@ def test_fp8_is_rounded_in_steps_of_the_scale_and_cut_at_its_end() -> None:
     scales = torch.tensor([0.5, 2.0])
     x = torch.tensor([[[1.0, -1e9, 0.26]], [[1.0, -1e9, 0.26]]]).transpose(0, 1)
     expected = np.array([1, -448 * 0.5, 0.25]), np.array([1, -448 * 2.0, 0.25])
-    found = through_cache(x, "fp8", scales)
+    found = keys_through_cache(x, "fp8", scales)
     np.testing.assert_array_equal(found[0, 0].numpy(), expected[0])
     np.testing.assert_allclose(found[0, 1].numpy(), expected[1], rtol=0.05)
 
 
-@pytest.mark.parametrize(("kv", "most"), [("int8", 127), ("int4", 7)])
-def test_integers_have_a_scale_for_each_token_and_head(kv: Any, most: int) -> None:
+@pytest.mark.parametrize(
+    ("through", "kv", "most"),
+    [
+        (keys_through_cache, "int8", 127),
+        (values_through_cache, "int8", 127),
+        (keys_through_cache, "int4", 127),
+        (values_through_cache, "int4", 7),
+    ],
+)
+def test_integers_have_a_scale_for_each_token_and_head(through: Any, kv: str, most: int) -> None:
     x = torch.randn(5, 2, 24, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [100.0]])
     x[3] = 0
     step = x.abs().amax(dim=-1, keepdim=True) / most
-    found = through_cache(x, kv, torch.ones(2))
+    found = through(x, kv, torch.ones(2))
     assert ((found - x).abs() <= step * 0.5001).all()
     codes = found / step.clamp_min(1e-9)
     assert torch.allclose(codes, codes.round(), atol=1e-4)

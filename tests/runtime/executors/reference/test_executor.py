@@ -256,9 +256,9 @@ def test_a_refused_step_writes_nothing(tiny_model: MakeModel) -> None:
     assert np.array_equal(executor.execute([SequenceStep([5], 8, [0, 1, 2])]), before)
 
 
-@pytest.mark.parametrize("dtype", ["fp8", "int8", "int4"])
-def test_a_cache_type_it_does_not_have_is_refused_by_name(dtype: Any, tiny_model: MakeModel) -> None:
-    with pytest.raises(UnsupportedError, match=f"KV cache dtype; found {dtype}; expected bfloat16, float32"):
+def test_a_cache_type_it_does_not_have_is_refused_by_name(tiny_model: MakeModel) -> None:
+    dtype: Any = "int3"
+    with pytest.raises(UnsupportedError, match="KV cache dtype; found int3; expected float32, bfloat16"):
         ReferenceExecutor(tiny_model("llama tied").weights, replace(CACHE, dtype=dtype))
 
 
