@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from gristmill.calibration.batches import BATCH_TOKENS, Batch, make_batches
 from gristmill.calibration.blocks import load_tensor
 from gristmill.calibration.streams import run_block
-from gristmill.runtime.executors.reference.blocks import UNQUANTIZED, Schemes, Weights, causal_attention
+from gristmill.runtime.executors.reference.blocks import causal_attention
+from gristmill.runtime.executors.reference.linears import UNQUANTIZED, Schemes, Weights
 from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, ModelPlan
 from gristmill.runtime.sources.base import ModelSource
 

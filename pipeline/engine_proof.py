@@ -90,10 +90,10 @@ def prove_engine(folder: EngineFolder, kv_dtypes: Sequence[KVDtype] | None = Non
     return EngineProof(entry, tuple(modes))
 
 
-def load_default(folder: EngineFolder, tokens: int) -> Executor:
-    """The engine in its default formats, with a cache for `tokens` tokens."""
+def load_default(folder: EngineFolder, tokens: int, asked: EngineSettings | None = None) -> Executor:
+    """The engine in its default formats, or those `asked` for, with a cache for `tokens` tokens."""
     opened = open_engine(folder)
-    settings, options = opened.modes.choose(EngineSettings(), folder.kv_cache)
+    settings, options = opened.modes.choose(asked or EngineSettings(), folder.kv_cache)
     return opened.load(KVCacheConfig(-(-tokens // _BLOCK), _BLOCK, settings.kv_dtype), options)
 
 

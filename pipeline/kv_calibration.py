@@ -31,7 +31,7 @@ _CODE = (
     "gristmill.calibration",
     "gristmill.pipeline.kv_calibration",
     "gristmill.pipeline.quantize.block",
-    "gristmill.runtime.executors.reference.blocks",
+    "gristmill.runtime.executors.reference",
     "gristmill.runtime.kv_scales",
 )
 _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}

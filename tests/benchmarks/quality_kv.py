@@ -30,7 +30,7 @@ from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.executors.base import KVCacheConfig, KVDtype
 from gristmill.runtime.executors.native.engine_file import read_engine_file
 from gristmill.runtime.executors.native.executor import NativeExecutor
-from gristmill.runtime.executors.reference.blocks import Weights
+from gristmill.runtime.executors.reference.linears import Weights
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.kv_scales import KVScales, ScaleShare
 from gristmill.runtime.model_plan import LayerPlan

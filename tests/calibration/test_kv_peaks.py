@@ -13,7 +13,7 @@ from gristmill.calibration.blocks import load_block
 from gristmill.calibration.kv_peaks import KVPeaks, kv_peaks
 from gristmill.pipeline.kv_calibration import kv_scales_of
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.executors.reference.blocks import Weights
+from gristmill.runtime.executors.reference.linears import Weights
 from gristmill.runtime.model_plan import LayerPlan
 from gristmill.runtime.sources.hf_folder import HfFolder
 
