@@ -15,7 +15,7 @@ from gristmill.calibration.kv_peaks import KVPeaks, kv_peaks
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.progress import Progress
-from gristmill.pipeline.quantize.block import BlockResult, QuantizeSettings, Weights, served_weights
+from gristmill.pipeline.quantize.block import BlockResult, Weights, served_weights
 from gristmill.pipeline.quantize.run import QuantizedModel, walk_compute
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.runtime.executors.reference.blocks import to_torch
@@ -40,7 +40,6 @@ _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.
 def calibrate_kv(
     model: BuildModel,
     quantized: QuantizedModel,
-    settings: QuantizeSettings,
     samples: TokenSamples,
     share: ScaleShare,
     *,
@@ -62,7 +61,7 @@ def calibrate_kv(
             samples.sequences,
             partial(_served, model, quantized),
             compute=walk_compute(model.plan),
-            schemes=settings.schemes,
+            schemes=model.schemes,
         ):
             peaks.append(found)
             progress.advance()
