@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ import gristmill
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.engines import open_engine
 from gristmill.artifacts.store import Store
+from gristmill.pipeline.compile.export import export_checkpoint
 from gristmill.pipeline.engine_proof import prove_engine
 from gristmill.pipeline.run import build
 from gristmill.recipes import load_recipe
 from gristmill.runtime.checkpoint import open_checkpoint
-from gristmill.runtime.errors import IntegrityError
+from gristmill.runtime.errors import IntegrityError, UnsupportedError
 from gristmill.runtime.executors.native.engine_file import read_engine_file
 from gristmill.runtime.llm import load_engine
 from gristmill.runtime.settings import EngineSettings
@@ -89,6 +91,17 @@ def test_an_engine_that_ignores_the_scales_is_refused(built_with: Build) -> None
     other = replace(folder, checkpoint=built_with("fp8").folder / "checkpoint", kv_cache="fp8")
     with pytest.raises(IntegrityError, match="native-x86 ignores the checkpoint's scales of layer 0"):
         prove_engine(other, ("fp8",))
+
+
+def test_an_export_that_would_lose_the_scales_is_refused(built_with: Build, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="scales of an fp8 cache; found format awq"):
+        export_checkpoint("awq", built_with("fp8").folder / "checkpoint", tmp_path / "out")
+
+
+def test_an_export_that_holds_the_scales_has_them(built_with: Build, tmp_path: Path) -> None:
+    own = built_with("fp8").folder / "checkpoint"
+    export_checkpoint("compressed-tensors", own, tmp_path / "out")
+    assert open_checkpoint(tmp_path / "out").kv_scales == open_checkpoint(own).kv_scales
 
 
 def test_an_answer_comes_from_the_quantized_cache(built_with: Build, store: Store) -> None:
