@@ -47,7 +47,7 @@ def load_engine(
     tell = report or (lambda line: None)
     phases = _Phases()
     opened = open_engine(folder)
-    settings, options = opened.modes.choose(settings)
+    settings, options = opened.modes.choose(settings, folder.kv_cache)
     memory = plan_memory(opened.plan, opened.weight_bytes(options.compute), settings, free or free_memory())
     for line in memory.lines():
         tell(line)
@@ -76,10 +76,9 @@ def load_engine(
 class LLM:
     """A model in this process. Close it, or use it as a context manager."""
 
-    def __init__(
-        self, folder: EngineFolder, settings: EngineSettings | None = None, *, report: Report | None = None
-    ) -> None:
-        self._engine = load_engine(folder, settings, report=report)
+    def __init__(self, engine: LLMEngine) -> None:
+        """Takes the engine over; `load_engine` makes one of an artifact's folder."""
+        self._engine = engine
         self._num_requests = 0
 
     @property
@@ -91,6 +90,11 @@ class LLM:
     def info(self) -> ExecutorInfo:
         """What executes the model."""
         return self._engine.info
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that one request may have, prompt and answer together."""
+        return self._engine.max_model_len
 
     def generate(
         self,

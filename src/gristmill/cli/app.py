@@ -34,6 +34,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "list": ("gristmill.cli.look", "list_artifacts"),
         "inspect": ("gristmill.cli.look", "inspect"),
         "verify": ("gristmill.cli.look", "verify"),
+        "validate": ("gristmill.cli.validate", "validate"),
         "report": ("gristmill.cli.report", "report"),
         "chat": ("gristmill.cli.generate", "chat"),
         "generate": ("gristmill.cli.generate", "generate"),

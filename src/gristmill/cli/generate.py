@@ -27,7 +27,7 @@ from gristmill.cli.engine_options import (
 from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.cli.output import say
 from gristmill.runtime.errors import EXIT_INTERRUPTED, InputError
-from gristmill.runtime.llm import LLM
+from gristmill.runtime.llm import LLM, load_engine
 from gristmill.runtime.outputs import RequestOutput
 from gristmill.runtime.sampling.params import SamplingParams
 
@@ -119,7 +119,7 @@ def generate(
 @contextmanager
 def _opened(choice: EngineChoice, ref: str, store: Path | None) -> Iterator[LLM]:
     """The artifact in this process; where its time went, if that was asked for, is told at the end."""
-    llm = LLM(choice.folder(ref, store), choice.settings())
+    llm = LLM(load_engine(choice.folder(ref, store), choice.settings()))
     try:
         yield llm
     finally:

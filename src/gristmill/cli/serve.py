@@ -48,13 +48,13 @@ from gristmill.cli.serve_options import (
     ServedModelNameOption,
     StallOption,
 )
-from gristmill.cli.sizes import parse_size
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.server.keys import ApiKey, parse_api_key, read_api_keys
 from gristmill.runtime.server.logs import LogFormat, LogLevel
 from gristmill.runtime.server.run import run_server
 from gristmill.runtime.server.settings import ServerSettings
+from gristmill.runtime.units import parse_size
 
 __all__ = ["serve"]
 
