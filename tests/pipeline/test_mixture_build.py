@@ -104,7 +104,7 @@ def test_the_routers_keep_their_bytes(mixture: Path, checkpoint: Checkpoint) -> 
 def test_the_artifact_tells_how_many_tokens_each_expert_saw(artifact: Artifact) -> None:
     coverage = read_coverage(artifact)
     assert coverage is not None
-    assert coverage.minimum == 256
+    assert coverage.minimum == 1024
     assert len(coverage.routed) == 8
     assert coverage.routed[UNROUTED] == 0
     assert UNROUTED in coverage.below
