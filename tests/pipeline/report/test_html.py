@@ -56,7 +56,18 @@ def test_nothing_outside_of_the_page_is_named(page: str) -> None:
 
 
 def test_every_part_is_there(page: str) -> None:
-    parts = {"builds", "quality", "layers", "widths", "outliers", "mix", "worst", "stages", "engines", "recipe"}
+    parts = {
+        "builds",
+        "quality",
+        "layers",
+        "widths",
+        "outliers",
+        "mix",
+        "worst",
+        "stages",
+        "engines",
+        "recipe",
+    }
     assert sections(page) == parts
     assert "Left out: 2 of other models, 1 damaged." in page
     assert "1 gate passed" in page
