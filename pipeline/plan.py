@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from gristmill.pipeline.search.stage import split_sequences
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.runtime.errors import InputError, OutsideError
 from gristmill.runtime.memory import free_memory
-from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+from gristmill.runtime.model_plan import LayerPlan, ModelPlan, MoePlan
 
 __all__ = ["MemoryPlan", "plan_memory", "require_memory"]
 
@@ -109,12 +110,16 @@ def _search(plan: ModelPlan, samples: TokenSamples) -> int:
 
 
 def _block_weights(layer: LayerPlan) -> int:
-    return sum(linear.in_features * linear.out_features for linear in layer.linears)
+    return sum(map(math.prod, layer.tensor_shapes().values()))
 
 
 def _method_work(layer: LayerPlan) -> int:
-    """Float32 copies of one group's weights while it is searched and rounded, and of its Hessian."""
-    sizes = [(group[0].in_features, sum(part.out_features for part in group)) for group in layer.input_groups]
+    """Float32 copies of one group's weights while it is searched and rounded, and of its Hessian.
+
+    A scale in front of experts is searched for all their gates and ups at once.
+    """
+    groups = [*layer.input_groups, *(group.linears for group in layer.scaling_groups)]
+    sizes = [(group[0].in_features, sum(part.out_features for part in group)) for group in groups]
     return _FLOAT * max(10 * size * rows + 4 * size * size for size, rows in sizes)
 
 
@@ -127,8 +132,16 @@ def _learning_work(plan: ModelPlan, layer: LayerPlan, tokens: int) -> int:
     """
     largest = max(linear.in_features * linear.out_features for linear in layer.linears)
     weights = (6 * _FLOAT + 3) * _block_weights(layer) + 6 * _FLOAT * largest
-    widths = 12 * plan.hidden_size + 3 * sum(linear.out_features for linear in layer.linears)
-    return weights + 2 * tokens * widths * _FLOAT
+    attention = layer.attention
+    projected = sum(part.out_features for part in (attention.q, attention.k, attention.v, attention.o))
+    widths = 12 * plan.hidden_size + 3 * (projected + 2 * layer.mlp.width + _outputs(plan, layer))
+    hessians = sum(group[0].in_features ** 2 for group in layer.input_groups)
+    return weights + 2 * tokens * widths * _FLOAT + hessians * _FLOAT
+
+
+def _outputs(plan: ModelPlan, layer: LayerPlan) -> int:
+    """What down projections give for one token: one of them, or those of all its experts."""
+    return plan.hidden_size * (layer.mlp.top_k + 1 if isinstance(layer.mlp, MoePlan) else 1)
 
 
 def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int) -> int:

@@ -57,7 +57,7 @@ def build(
             require_possible(model, wanted, recipe.checkpoint)
         with clock.stage("calibrate"):
             samples, held_out = _read_data(recipe, model, digest, stages, tell)
-        settings = quantize_settings(recipe.quantize, model.schemes)
+        settings = quantize_settings(recipe, model.schemes)
         memory = plan_memory(
             model,
             settings,
@@ -89,7 +89,18 @@ def build(
             )
             mix = data_mix(samples, [entry.samples for entry in held_out], model.tokenizer)
             built = Built(
-                made.model, digest, samples, paths, compiled, layers, widths, mix, made.proof, gates, contract
+                made.model,
+                digest,
+                samples,
+                paths,
+                compiled,
+                layers,
+                made.quantized.coverage,
+                widths,
+                mix,
+                made.proof,
+                gates,
+                contract,
             )
             artifact = package(recipe, built, store, clock.record(places_of(recipe), memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")

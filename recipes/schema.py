@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 
 from gristmill.recipes.gates import Gate
+from gristmill.recipes.kv_cache import KVCacheSettings
 from gristmill.recipes.quantize import QuantizeSettings
 from gristmill.recipes.refusals import refusal
 from gristmill.recipes.rules import GateField, InputFile, infer_kind, require_digest
@@ -22,6 +23,7 @@ from gristmill.runtime.prompt_kind import PromptKind
 __all__ = [
     "CalibrationSettings",
     "GoldenSettings",
+    "KVCacheSettings",
     "PromptSet",
     "QuantizeSettings",
     "Recipe",
@@ -67,6 +69,11 @@ class CalibrationSettings(BaseModel):
     max_tokens: int = Field(default=512, ge=2, description="tokens of a sequence")
     seed: int = Field(default=0, ge=0, description="order of the prompts")
     pack: bool = Field(default=True, description="fill each sequence with several prompts")
+    min_expert_tokens: int = Field(
+        default=256,
+        ge=0,
+        description="experts of a mixture that see fewer are calibrated with all tokens of their layer",
+    )
 
     @field_validator("prompts")
     @classmethod
@@ -180,6 +187,9 @@ class Recipe(BaseModel):
         default=None, description="needed by all methods but rtn, and by static activations"
     )
     quantize: QuantizeSettings = Field(description="how weights are stored and rounded")
+    kv_cache: KVCacheSettings = Field(
+        default_factory=KVCacheSettings, validate_default=True, description="how keys and values are stored"
+    )
     validation: ValidationSettings | None = Field(
         default=None, alias="validate", description="proof of the result"
     )
@@ -234,6 +244,13 @@ class Recipe(BaseModel):
             )
         return quantize
 
+    @field_validator("kv_cache")
+    @classmethod
+    def _prompts_for_scales(cls, kv_cache: KVCacheSettings, info: ValidationInfo) -> KVCacheSettings:
+        if kv_cache.scales is not None and "calibration" in info.data and info.data["calibration"] is None:
+            raise refusal("a calibration block, or another dtype", found="fp8 scales without calibration")
+        return kv_cache
+
     @field_validator("validation")
     @classmethod
     def _widths_to_repair(
@@ -287,6 +304,9 @@ def _require_exportable(target: str, info: ValidationInfo) -> None:
         )
     if target != "awq":
         return
+    kv_cache = info.data.get("kv_cache")
+    if kv_cache is not None and kv_cache.scales is not None:
+        raise refusal("compressed-tensors", found="awq, which has no place for the scales of an fp8 cache")
     validation = info.data.get("validation")
     if quantize.search is not None or (validation is not None and validation.auto_repair):
         chooser = "a search" if quantize.search is not None else "auto_repair"

@@ -36,14 +36,18 @@ class _Original:
     layer: LayerPlan
     inputs: GroupInputs
 
+    @property
+    def by_linear(self) -> Mapping[str, InputStatistics]:
+        """The statistics of what each linear reads."""
+        return {name: statistics for names, statistics in self.inputs.items() for name in names}
+
     def overview(self, weights: Weights) -> GroupInputs:
         """See `BlockObservations`."""
         return self.inputs
 
     def group(self, index: int, weights: Weights) -> GroupStatistics:
         """See `BlockObservations`."""
-        names = tuple(linear.name for linear in self.layer.input_groups[index])
-        return GroupStatistics(self.inputs[names])
+        return GroupStatistics(self.by_linear[self.layer.input_groups[index][0].name])
 
     def pairs(self) -> Sequence[BlockPair]:
         """See `BlockObservations`; no method of a search learns."""
@@ -67,12 +71,11 @@ def layer_losses(
     rounding to nearest. Raises ModelError, naming the linear, for what isn't finite.
     """
     known = _Original(layer, inputs)
-    groups = {name: statistics for names, statistics in inputs.items() for name in names}
     losses = []
     for unit in units:
         narrow = quantize_block(layer, weights, known, _alone(unit, widths[0], settings))
         loss = gradients.loss(layer, served_weights(weights, narrow))
-        errors = [_rounding_error(unit, weights, groups, settings, bits) for bits in widths]
+        errors = [_rounding_error(unit, weights, known.by_linear, settings, bits) for bits in widths]
         losses.append(tuple(loss * error / errors[0] if errors[0] > 0 else 0.0 for error in errors))
     return losses
 
@@ -87,7 +90,7 @@ def _alone(unit: Unit, bits: int, settings: QuantizeSettings) -> QuantizeSetting
 def _rounding_error(
     unit: Unit,
     weights: Weights,
-    groups: Mapping[str, InputStatistics],
+    inputs: Mapping[str, InputStatistics],
     settings: QuantizeSettings,
     bits: int,
 ) -> float:
@@ -102,5 +105,5 @@ def _rounding_error(
         weight = weights[linear.weight].float()
         rounded = quantize_rtn(weight, None, replace(scheme, bits=bits), name=linear.name)
         lost = dequantized(rounded, torch.float32).sub_(weight).square_()
-        error += float((lost @ groups[linear.name].hessian.diagonal()).sum())
+        error += float((lost @ inputs[linear.name].hessian.diagonal()).sum())
     return error

@@ -8,7 +8,7 @@ transformers. Prints one table and writes build/bench/quality.json.
     --quick      two rows on fewer tokens, within a minute; no independent measure
     --off-grid   the same model with noise of half a step of the 4-bit grid that
                  its weights came from; the peers' numbers are not of this model
-    --only NAME  rows whose name contains NAME
+    --only NAME  rows whose name contains NAME; those of the cache of keys and values begin with KV
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from gristmill.runtime.sources.base import ModelSource, Tensor
 from tests.benchmarks.curve import Point, mixed_lines
 from tests.benchmarks.demo_model import BUILD, MODEL, write_original
 from tests.benchmarks.independent import TOOLS, evaluate, make_reference_logits, run_script
+from tests.benchmarks.quality_kv import CACHES, measure_caches
 from tests.benchmarks.table import result_row, table_line, write_rows
 
 COMMAND = "make bench-quality"
@@ -178,6 +179,12 @@ def main() -> None:
     tokens = _tokens(folder, reference, quick=options.quick)
     rows = [row for row in ROWS if not options.quick or row.name in QUICK_ROWS]
     rows = [row for row in rows if options.only in row.name]
+    caches = [cache for cache in CACHES if options.only in cache.name and not options.quick]
+    if caches:
+        data = [tokens.wiki, tokens.chat]
+        write_rows(BUILD / "quality_kv.json", measure_caches(caches, reference, tokens.calibration, data))
+    if not rows:
+        return
     if not options.quick:
         make_reference_logits(reference)
     print(f"{MODEL}{' off its grid' if options.off_grid else ''}, group 64, {build_threads()} threads,")
@@ -191,7 +198,7 @@ def main() -> None:
         for row in rows:
             measured.append(_measure(row, reference, tokens, independent=not options.quick))
             print("\n".join(table_line(cells) for cells in _table_rows(measured[-1])), flush=True)
-    for line in mixed_lines(_mixed_points(measured)):
+    for line in mixed_lines([_mixed_point(row) for row in measured if row.row.name.startswith("Mixed")]):
         print(line)
     chat, wiki = (f"{100 * data.overlap:.0f}%" for data in (measured[0].chat, measured[0].wiki))
     print(f"\n{chat} of the chat tokens and {wiki} of the wikitext lie in a 16-gram of the calibration")
@@ -307,23 +314,15 @@ def _quantize(
     if recipe.quantize.search is not None:
         maker = Maker(recipe, "bench", samples, (), contract, stages, SilentProgress())
         model, _ = search(maker, model)
-    settings = quantize_settings(recipe.quantize, model.schemes)
+    settings = quantize_settings(recipe, model.schemes)
     key = quantize_key("bench", samples, settings, contract)
     return model, quantize_model(model, samples, settings, stages, key, SilentProgress())
 
 
-def _mixed_points(measured: Sequence[Measured]) -> list[Point]:
-    """The rows of the group Mixed, by the independent measure where it was taken."""
-    return [
-        Point(
-            found.row.name,
-            found.row.bits % 1 == 0,
-            found.bits,
-            (found.independent or {}).get("kl_wiki", found.wiki.metrics.kl_mean),
-        )
-        for found in measured
-        if found.row.name.startswith("Mixed")
-    ]
+def _mixed_point(found: Measured) -> Point:
+    """A row of the group Mixed, by the independent measure where it was taken."""
+    kl = (found.independent or {}).get("kl_wiki", found.wiki.metrics.kl_mean)
+    return Point(found.row.name, found.row.bits % 1 == 0, found.bits, kl)
 
 
 HEADER = ("", "KL wiki", "KL chat", "ppl wiki", "top-1 wiki", "top-1", "seconds", "CPU seconds")

