@@ -312,7 +312,7 @@ def _quantize(
     samples = None if recipe.calibration is None else tokens.calibration
     contract, stages = determinism_contract(build_threads()), StageCache(folder)
     if recipe.quantize.search is not None:
-        maker = Maker(recipe, "bench", samples, (), contract, stages, SilentProgress())
+        maker = Maker(recipe, "bench", samples, (), (), contract, stages, SilentProgress())
         model, _ = search(maker, model)
     settings = quantize_settings(recipe, model.schemes)
     key = quantize_key("bench", samples, settings, contract)
