@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from gristmill.calibration.batches import BATCH_TOKENS
-from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan
 
 __all__ = ["walk_memory"]
 
@@ -20,20 +21,24 @@ def walk_memory(
     *,
     batch_tokens: int = BATCH_TOKENS,
     follow_original: bool = True,
+    group_work: Callable[[tuple[LinearPlan, ...]], int] = lambda group: 0,
 ) -> int:
     """An upper bound of the bytes a `BlockWalk` over `tokens` tokens, padding included, holds at once.
 
     That is the states of all tokens, two blocks (the original and the one being
     quantized), the statistics of one block and the temporaries of one batch; or,
-    if it is more, the embedding with which the walk begins. What a quantization
-    method needs for its own work comes on top.
+    if it is more, the embedding with which the walk begins. `group_work` says what
+    a quantization method holds while it works on one of `layer.input_groups`,
+    that group's statistics included: the batch is gone then.
     """
     width = 2 if compute == "bfloat16" else 4
     walking = max(
         _states(plan, layer, tokens, width, follow_original)
         + 2 * _parameters(layer) * width
-        + _statistics(layer)
-        + _temporaries(plan, layer, min(batch_tokens, tokens), width)
+        + max(
+            _statistics(layer) + _temporaries(plan, layer, min(batch_tokens, tokens), width),
+            *map(group_work, layer.input_groups),
+        )
         for layer in plan.layers
     )
     embedding = plan.vocab_size * plan.hidden_size * (width + 4) + tokens * plan.hidden_size * width
@@ -55,10 +60,12 @@ def _states(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int, follow_o
 
 
 def _statistics(layer: LayerPlan) -> int:
-    """Either the Hessians of all groups, or three matrices (plain, followed, gap) and a sum of one."""
-    sizes = [group[0].in_features for group in layer.input_groups]
-    all_groups = sum(2 * size * size for size in sizes) + 2 * max(sizes) ** 2
-    return 4 * max(all_groups, 6 * max(sizes) ** 2)
+    """Either the Hessians of all groups, or of one that of plain and of followed tokens, and the gap."""
+    groups = layer.input_groups
+    gaps = [group[0].in_features if len(group) > 1 else group[0].out_features for group in groups]
+    sizes = [group[0].in_features for group in groups]
+    one = max(2 * size * size + gap * size for size, gap in zip(sizes, gaps, strict=True))
+    return 4 * max(sum(size * size for size in sizes), one)
 
 
 def _temporaries(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from gristmill.artifacts.manifest import Engine, GoldenProof
@@ -59,7 +59,7 @@ def tolerance_of(kl_max: float) -> float:
     return min(max(_FACTOR * kl_max, DEFAULT_TOLERANCE), LARGEST_TOLERANCE)
 
 
-def prove_engine(folder: EngineFolder) -> EngineProof:
+def prove_engine(folder: EngineFolder, *, streamed: bool = False) -> EngineProof:
     """Run all golden prompts of `folder` in every compute and KV format of its engine.
 
     Raises IntegrityError if the default formats are beyond `LARGEST_DIFFERENCE`.
@@ -73,7 +73,7 @@ def prove_engine(folder: EngineFolder) -> EngineProof:
     for settings in _modes(opened.modes):
         is_default = (settings.compute, settings.kv_dtype) == (default.compute, default.kv_dtype)
         try:
-            info, report = _measure(opened, folder, settings, required=is_default)
+            info, report = _measure(opened, folder, settings, required=is_default, streamed=streamed)
         except UnsupportedError:
             if is_default:
                 raise
@@ -86,10 +86,11 @@ def prove_engine(folder: EngineFolder) -> EngineProof:
     return EngineProof(entry, tuple(modes))
 
 
-def load_default(folder: EngineFolder, tokens: int) -> Executor:
-    """The engine in its default formats, with a cache for `tokens` tokens."""
+def load_default(folder: EngineFolder, tokens: int, *, streamed: bool = False) -> Executor:
+    """The engine in its default formats, with a cache for `tokens` tokens; `streamed` as in its options."""
     opened = open_engine(folder)
     settings, options = opened.modes.choose(EngineSettings())
+    options = replace(options, streamed=streamed)
     return opened.load(KVCacheConfig(-(-tokens // _BLOCK), _BLOCK, settings.kv_dtype), options)
 
 
@@ -100,9 +101,10 @@ def _modes(modes: EngineModes) -> Iterator[EngineSettings]:
 
 
 def _measure(
-    opened: OpenedEngine, folder: EngineFolder, asked: EngineSettings, *, required: bool
+    opened: OpenedEngine, folder: EngineFolder, asked: EngineSettings, *, required: bool, streamed: bool
 ) -> tuple[ExecutorInfo, GoldenReport]:
     settings, options = opened.modes.choose(asked)
+    options = replace(options, streamed=streamed)
     executor = opened.load(golden_cache(folder.golden, settings.kv_dtype), options)
     try:
         run = require_golden if required else compare_golden

@@ -14,9 +14,9 @@ from gristmill.pipeline.quantize.run import walk_compute
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.runtime.errors import InputError, OutsideError
 from gristmill.runtime.memory import free_memory
-from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan
 
-__all__ = ["MemoryPlan", "plan_memory", "require_memory"]
+__all__ = ["MemoryPlan", "gptq_work", "plan_memory", "require_memory"]
 
 _PROCESS = 450_000_000
 """The interpreter, torch and their buffers: measured 0.40 GB on Linux with the CPU build."""
@@ -30,11 +30,14 @@ class MemoryPlan:
     """Peak bytes of the two large stages; the build's peak is the larger one over the process itself.
 
     quantize  the walk (blocks, hidden states, second moments) and one group's work space
-    validate  the whole quantized model in each engine, hidden states, chunks of logits
+    validate  the quantized model in each engine, hidden states, chunks of logits
+    streamed  whether validation reads each weight of the reference engine as it is needed, which is
+              slow, because the whole model would not fit
     """
 
     quantize: int
     validate: int
+    streamed: bool = False
 
     @property
     def total(self) -> int:
@@ -46,6 +49,7 @@ class MemoryPlan:
         return (
             f"memory: {self.total / 1e9:.2f} GB planned (quantize {self.quantize / 1e9:.2f}, "
             f"validate {self.validate / 1e9:.2f}, process {_PROCESS / 1e9:.2f})"
+            + (", weights read again for each step of validation" if self.streamed else "")
         )
 
 
@@ -55,11 +59,20 @@ def plan_memory(
     samples: TokenSamples | None,
     held_out: Sequence[HeldOut],
     engines: int = 0,
+    limit: int | None = None,
 ) -> MemoryPlan:
-    """An upper estimate from shapes alone; nothing is loaded. `engines` counts those beside the reference."""
+    """An upper estimate from shapes alone; nothing is loaded. `engines` counts those beside the reference.
+
+    Validation holds the whole model where that stays below the user's `limit` and what is free.
+    """
     tokens = samples.tokens if samples is not None else 0
     quantize = _quantize(model.plan, tokens, settings)
-    return MemoryPlan(quantize, _validate(model.plan, held_out, engines))
+    whole = MemoryPlan(quantize, _validate(model.plan, held_out, engines, streamed=False))
+    room = free_memory().size + _PROCESS
+    if whole.total <= (room if limit is None else min(limit, room)):
+        return whole
+    streamed = MemoryPlan(quantize, _validate(model.plan, held_out, engines, streamed=True), streamed=True)
+    return streamed if streamed.total < whole.total else whole
 
 
 def require_memory(plan: MemoryPlan, limit: int | None) -> None:
@@ -78,21 +91,40 @@ def _quantize(plan: ModelPlan, tokens: int, settings: QuantizeSettings) -> int:
     """The walk's states, blocks and statistics, and the largest block's work in float32."""
     if tokens == 0:
         return 3 * max(map(_block_weights, plan.layers), default=0) * _FLOAT
-    walk = walk_memory(plan, tokens, walk_compute(plan), follow_original=settings.follow_original)
-    work = [_method_work(layer) for layer in plan.layers]
+    work = gptq_work if settings.method == "gptq" else _search_work
+    follow = settings.follow_original
+    walk = walk_memory(plan, tokens, walk_compute(plan), follow_original=follow, group_work=work)
     if settings.method == "signround":
-        work += [_learning_work(plan, layer, min(tokens, BATCH_TOKENS)) for layer in plan.layers]
-    return walk + max(work, default=0)
+        walk += max(_learning_work(plan, layer, min(tokens, BATCH_TOKENS)) for layer in plan.layers)
+    return walk
 
 
 def _block_weights(layer: LayerPlan) -> int:
     return sum(linear.in_features * linear.out_features for linear in layer.linears)
 
 
-def _method_work(layer: LayerPlan) -> int:
-    """Float32 copies of one group's weights while it is searched and rounded, and of its Hessian."""
-    sizes = [(group[0].in_features, sum(part.out_features for part in group)) for group in layer.input_groups]
-    return _FLOAT * max(10 * size * rows + 4 * size * size for size, rows in sizes)
+def gptq_work(group: tuple[LinearPlan, ...]) -> int:
+    """Matrices of float32 for one group.
+
+    First two Hessians, the gap, a factor twice, and the weights four times while
+    they are corrected; then one Hessian and two matrices of float64 while it is
+    factorized; then Hessian, factor and the weights six times.
+    """
+    square, weights = _group_size(group)
+    corrected = 4 * square + (square if len(group) > 1 else weights) + 4 * weights
+    return _FLOAT * max(corrected, 5 * square + weights, 2 * square + 6 * weights)
+
+
+def _search_work(group: tuple[LinearPlan, ...]) -> int:
+    """Float32 copies of one group's weights while they are searched and rounded, and of its Hessian."""
+    square, weights = _group_size(group)
+    return _FLOAT * (10 * weights + 8 * square)
+
+
+def _group_size(group: tuple[LinearPlan, ...]) -> tuple[int, int]:
+    """Entries of a group's Hessian, and of its weights."""
+    size = group[0].in_features
+    return size * size, size * sum(linear.out_features for linear in group)
 
 
 def _learning_work(plan: ModelPlan, layer: LayerPlan, tokens: int) -> int:
@@ -108,17 +140,25 @@ def _learning_work(plan: ModelPlan, layer: LayerPlan, tokens: int) -> int:
     return weights + 2 * tokens * widths * _FLOAT
 
 
-def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int) -> int:
-    model = plan.num_parameters() * _FLOAT  # golden logits are recorded in float32
+def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int, *, streamed: bool) -> int:
+    model = _reference(plan, streamed=streamed) * _FLOAT  # golden logits are recorded in float32
     if not held_out:
         return model
-    served = (1 + engines) * plan.num_parameters() * 2
+    served = (_reference(plan, streamed=streamed) + engines * plan.num_parameters()) * 2
     hidden = 2 * sum(entry.samples.tokens for entry in held_out) * plan.hidden_size * 2
-    logits = (8 + 2 * engines) * _VALIDATION_ROWS * plan.vocab_size * _FLOAT
-    original = (
-        2 * (plan.vocab_size * plan.hidden_size + max(map(_block_weights, plan.layers), default=0)) * _FLOAT
-    )
+    longest = max(len(window) for entry in held_out for window in entry.windows)
+    logits = (8 + 2 * engines) * min(_VALIDATION_ROWS, longest) * plan.vocab_size * _FLOAT
+    largest = max(plan.vocab_size * plan.hidden_size, *map(_block_weights, plan.layers))
+    original = (2 + _FLOAT) * largest  # the embedding, a block or the head, and what it is read as
     return max(model, served + hidden + logits + original)
+
+
+def _reference(plan: ModelPlan, *, streamed: bool) -> int:
+    """Weights that the reference engine holds at once; streamed, its largest tensor and what that is made of."""
+    if not streamed:
+        return plan.num_parameters()
+    largest = max((linear.in_features * linear.out_features for linear in plan.linears), default=0)
+    return max(2 * plan.vocab_size * plan.hidden_size, 3 * largest)
 
 
 def _gb(size: int) -> str:

@@ -76,6 +76,8 @@ def prove(
     inputs: Mapping[str, Any],
     stages: StageCache,
     progress: Progress,
+    *,
+    streamed: bool = False,
 ) -> Proof:
     """Validate and record golden prompts, or take what an earlier build of the same inputs measured.
 
@@ -83,6 +85,7 @@ def prove(
     source model, with the `observe` of `OriginalLogits`; `inputs` is what, beside
     the checkpoint and the data, determines the result. Golden logits come from
     float32 compute, and every engine must reproduce them. Gates are not judged here.
+    `streamed` keeps the reference engine's weights on disk; what it says stays the same.
     """
     tokens = [(entry.name, entry.samples.digest) for entry in held_out]
     seen = None if calibration is None else calibration.digest
@@ -93,16 +96,18 @@ def prove(
         return _read(done)
     with stages.open("validate", key) as stage:
         progress.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
-        prompts = _record(written.folder, golden)
+        prompts = _record(written.folder, golden, streamed)
         folders = [
             EngineFolder("engine", engine.target, engine.folder, written.folder, golden=prompts)
             for engine in compiled
         ]
-        proofs = [_prove_reference(written.folder, prompts), *map(prove_engine, folders)]
+        proofs = [_prove_reference(written.folder, prompts, streamed), *map(prove_engine, folders)]
         reference = EngineFolder("checkpoint", REFERENCE, written.folder, written.folder)
         peaks = ChannelPeaks()
         watched = partial(original, observe=peaks.update)
-        validation = validate_engines([reference, *folders], watched, held_out, calibration, progress)
+        validation = validate_engines(
+            [reference, *folders], watched, held_out, calibration, progress, streamed=streamed
+        )
         _write(stage.folder, Proof(validation, prompts, tuple(proofs), peaks.outliers()))
         return _read(stage.finish())
 
@@ -113,6 +118,8 @@ def validate_engines(
     held_out: Sequence[HeldOut],
     calibration: TokenSamples | None,
     progress: Progress,
+    *,
+    streamed: bool = False,
 ) -> dict[str, ValidationResult]:
     """What each engine, in its default formats, gives on held-out data; nothing without any."""
     if not held_out:
@@ -120,7 +127,8 @@ def validate_engines(
     tokens = max(len(window) for entry in held_out for window in entry.windows)
     with ExitStack() as stack:
         executors = {
-            folder.target: stack.enter_context(closing(load_default(folder, tokens))) for folder in folders
+            folder.target: stack.enter_context(closing(load_default(folder, tokens, streamed=streamed)))
+            for folder in folders
         }
         return compare_engines(
             original(),
@@ -131,21 +139,22 @@ def validate_engines(
         )
 
 
-def _record(checkpoint: Path, golden: Sequence[Sequence[int]]) -> tuple[GoldenPrompt, ...]:
-    with closing(_load_reference(checkpoint, golden, "float32")) as executor:
+def _record(checkpoint: Path, golden: Sequence[Sequence[int]], streamed: bool) -> tuple[GoldenPrompt, ...]:
+    with closing(_load_reference(checkpoint, golden, "float32", streamed)) as executor:
         return record_golden(executor, golden, continuation=_CONTINUATION)
 
 
-def _prove_reference(checkpoint: Path, prompts: tuple[GoldenPrompt, ...]) -> EngineProof:
+def _prove_reference(checkpoint: Path, prompts: tuple[GoldenPrompt, ...], streamed: bool) -> EngineProof:
     """The reference engine's proof; with quantized inputs, at a tolerance that is measured.
 
     What bfloat16 rounds away can turn an input into the next code: a whole
     step, and as large a difference as the quantization itself makes.
     """
     if any(scheme.activation is not None for scheme in open_checkpoint(checkpoint).schemes.values()):
-        return prove_engine(EngineFolder("checkpoint", REFERENCE, checkpoint, checkpoint, golden=prompts))
+        folder = EngineFolder("checkpoint", REFERENCE, checkpoint, checkpoint, golden=prompts)
+        return prove_engine(folder, streamed=streamed)
     sequences = [prompt.token_ids for prompt in prompts]
-    with closing(_load_reference(checkpoint, sequences, "bfloat16")) as executor:
+    with closing(_load_reference(checkpoint, sequences, "bfloat16", streamed)) as executor:
         report = require_golden(executor, prompts, DEFAULT_TOLERANCE)
         info = executor.info
     proof = GoldenProof(len(prompts), report.kl_mean, report.kl_max, report.top1_agreement, DEFAULT_TOLERANCE)
@@ -153,12 +162,16 @@ def _prove_reference(checkpoint: Path, prompts: tuple[GoldenPrompt, ...]) -> Eng
 
 
 def _load_reference(
-    checkpoint: Path, sequences: Sequence[Sequence[int]], compute: Literal["bfloat16", "float32"]
+    checkpoint: Path,
+    sequences: Sequence[Sequence[int]],
+    compute: Literal["bfloat16", "float32"],
+    streamed: bool,
 ) -> Executor:
     """The reference engine, with a cache for the longest of `sequences` and its continuation."""
     opened = open_engine(EngineFolder("checkpoint", REFERENCE, checkpoint, checkpoint))
     tokens = max(map(len, sequences)) + _CONTINUATION
-    return opened.load(KVCacheConfig(-(-tokens // _BLOCK), _BLOCK, compute), ExecutorOptions(compute))
+    options = ExecutorOptions(compute, streamed=streamed)
+    return opened.load(KVCacheConfig(-(-tokens // _BLOCK), _BLOCK, compute), options)
 
 
 def _write(folder: Path, proof: Proof) -> None:

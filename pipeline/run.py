@@ -62,7 +62,7 @@ def build(
         with clock.stage("calibrate"):
             samples, held_out = _read_data(recipe, model, digest, stages, tell)
         settings = quantize_settings(recipe.quantize, model.schemes)
-        memory = plan_memory(model, settings, samples, held_out, engines=len(recipe.engines))
+        memory = plan_memory(model, settings, samples, held_out, len(recipe.engines), memory_limit)
         tell.note(memory.line())
         require_memory(memory, memory_limit)
         with clock.stage("quantize"):
@@ -86,6 +86,7 @@ def build(
                 {"model": digest, "contract": asdict(contract)},
                 stages,
                 tell,
+                streamed=memory.streamed,
             )
             served = best_engine([proven.engine.target for proven in proof.engines])
             results = _gate_results(recipe, proof, served)

@@ -98,12 +98,17 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
-    """What an executor is told beside its cache; each field as in `EngineSettings`."""
+    """What an executor is told beside its cache; each field as in `EngineSettings`.
+
+    `streamed` weights stay on disk and are read whenever they are needed, for a model larger than
+    memory; an engine that maps its weights needs no such thing.
+    """
 
     compute: Compute
     threads: int | None = None
     debug_nan: bool = False
     profile: bool = False
+    streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,14 +136,17 @@ def quantize_block(
         current.update(_fold(layer, weights, statistics, settings))
     result = BlockResult({}, {}, {})
     notes: list[str] = []
-    seen: list[GroupStatistics | None] = []
+    seen: list[InputStatistics] = []
     for index, group in enumerate(layer.input_groups):
         if not any(settings.schemes.get(linear.name) for linear in layer.linears):
             break
         known = None if statistics is None else statistics.group(index, current)
-        if settings.method == "signround":
-            seen.append(known)
-        for linear, tensor, error in _quantize_group(group, current, known, settings, notes):
+        targets = list(_targets(group, current, known, settings))
+        inputs = None if known is None else known.inputs
+        del known  # its drift is done with: for wide inputs that is much memory
+        if settings.method == "signround" and inputs is not None:
+            seen.append(inputs)
+        for linear, tensor, error in _quantize_group(targets, inputs, settings, notes):
             result.quantized[linear.name] = tensor
             result.errors[linear.name] = error
             current[linear.weight] = dequantized(tensor, weights[linear.weight].dtype)
@@ -210,24 +213,33 @@ def _by_scheme(
             yield from ((scheme, [linear]) for linear in alike)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Target:
+    """Linears with one scheme, which are rounded as one `weight`, float32 [N, K]."""
+
+    scheme: QuantScheme
+    linears: list[LinearPlan]
+    weight: torch.Tensor
+
+    @property
+    def name(self) -> str:
+        return ", ".join(linear.name for linear in self.linears)
+
+
 def _quantize_group(
-    group: tuple[LinearPlan, ...],
-    weights: Weights,
-    known: GroupStatistics | None,
+    targets: Sequence[_Target],
+    inputs: InputStatistics | None,
     settings: QuantizeSettings,
     notes: list[str],
 ) -> Iterator[tuple[LinearPlan, QuantizedTensor, float]]:
-    """The group's linears in codes with their errors; those with one scheme are rounded as one weight."""
-    for scheme, linears in _by_scheme(group, settings):
-        name = ", ".join(linear.name for linear in linears)
-        target = torch.cat([weights[linear.weight] for linear in linears]).float()
-        if known is not None and settings.correct_drift and settings.method != "rtn":
-            target = corrected_weight(target, known, settings.correction_damping, name=name)
-        tensor = _quantize(target, known, replace(scheme, activation=None), settings, name, notes)
-        scale = _static_scale(known, scheme, settings, name)
-        errors = target - dequantized(tensor, torch.float32)
+    """The linears of one group in codes, with their errors."""
+    for target in targets:
+        scheme, weight, name = target.scheme, target.weight, target.name
+        tensor = _quantize(weight, inputs, replace(scheme, activation=None), settings, name, notes)
+        scale = _static_scale(inputs, scheme, settings, name)
+        errors = dequantized(tensor, torch.float32).sub_(weight)
         row = 0
-        for linear in linears:
+        for linear in target.linears:
             rows = slice(row, row + linear.out_features)
             row += linear.out_features
             zeros = tensor.zero_points
@@ -238,35 +250,52 @@ def _quantize_group(
                 None if zeros is None else zeros[rows],
                 input_scale=scale,
             )
-            yield linear, own, _relative_error(errors[rows], target[rows], known, linear.name)
+            yield linear, own, _relative_error(errors[rows], weight[rows], inputs, linear.name)
+
+
+def _targets(
+    group: tuple[LinearPlan, ...],
+    weights: Weights,
+    known: GroupStatistics | None,
+    settings: QuantizeSettings,
+) -> Iterator[_Target]:
+    """What is to be rounded: the weights, corrected for the drift of their input if that is asked for."""
+    for scheme, linears in _by_scheme(group, settings):
+        target = _Target(scheme, linears, torch.cat([weights[linear.weight] for linear in linears]).float())
+        if known is not None and settings.correct_drift and settings.method != "rtn":
+            weight = corrected_weight(target.weight, known, settings.correction_damping, name=target.name)
+            target = replace(target, weight=weight)
+        yield target
 
 
 def _quantize(
     weight: torch.Tensor,
-    known: GroupStatistics | None,
+    inputs: InputStatistics | None,
     scheme: QuantScheme,
     settings: QuantizeSettings,
     name: str,
     notes: list[str],
 ) -> QuantizedTensor:
-    if settings.method in ("rtn", "smoothquant") or known is None:
+    if settings.method in ("rtn", "smoothquant") or inputs is None:
         return quantize_rtn(weight, None, scheme, name=name)
     if settings.method == "awq":
-        return quantize_awq(weight, known.inputs, scheme, settings.awq, name=name)
-    factor = factorize_hessian(known.inputs.hessian, settings.gptq, name=name)
+        return quantize_awq(weight, inputs, scheme, settings.awq, name=name)
+    factor = factorize_hessian(inputs.hessian, settings.gptq, name=name)
     if factor.damping != settings.gptq.damping:
         notes.append(f"{name}: damping raised from {settings.gptq.damping:g} to {factor.damping:g}")
-    return quantize_gptq(weight, known.inputs, scheme, settings.gptq, factor=factor, name=name)
+    if factor.dtype != torch.float32:
+        notes.append(f"{name}: the Hessian was factorized in float64")
+    return quantize_gptq(weight, inputs, scheme, settings.gptq, factor=factor, name=name)
 
 
 def _static_scale(
-    known: GroupStatistics | None, scheme: QuantScheme, settings: QuantizeSettings, name: str
+    inputs: InputStatistics | None, scheme: QuantScheme, settings: QuantizeSettings, name: str
 ) -> float | None:
     if not scheme.is_static:
         return None
-    if known is None:
+    if inputs is None:
         raise InputError(f"{name}: static activations need calibration statistics")
-    return input_scale(known.inputs, scheme, settings.input_percentile, name=name)
+    return input_scale(inputs, scheme, settings.input_percentile, name=name)
 
 
 def _require_possible(method: Method, scheme: QuantScheme) -> None:
@@ -290,7 +319,7 @@ def _learn(
     weights: Weights,
     statistics: BlockObservations,
     settings: QuantizeSettings,
-    seen: Sequence[GroupStatistics | None],
+    seen: Sequence[InputStatistics],
     result: BlockResult,
 ) -> None:
     """Train all linears of `result` together, and tell their errors against the original weights."""
@@ -298,21 +327,21 @@ def _learn(
     pairs = statistics.pairs()
     learned = learn_rounding(run, weights, result.quantized, pairs, settings.signround, seed=layer.index)
     result.quantized.update(learned)
-    for group, known in zip(layer.input_groups, seen, strict=True):
+    for group, inputs in zip(layer.input_groups, seen, strict=True):
         for linear in group:
             if linear.name in learned:
                 weight = weights[linear.weight].float()
                 errors = weight - dequantized(learned[linear.name], torch.float32)
-                result.errors[linear.name] = _relative_error(errors, weight, known, linear.name)
+                result.errors[linear.name] = _relative_error(errors, weight, inputs, linear.name)
 
 
 def _relative_error(
-    errors: torch.Tensor, weight: torch.Tensor, known: GroupStatistics | None, name: str
+    errors: torch.Tensor, weight: torch.Tensor, inputs: InputStatistics | None, name: str
 ) -> float:
-    if known is None:
+    if inputs is None:
         lost, whole = errors.square().sum(), weight.square().sum()
     else:
-        hessian = known.inputs.hessian
+        hessian = inputs.hessian
         lost, whole = ((errors @ hessian) * errors).sum(), ((weight @ hessian) * weight).sum()
     error = float(lost / whole) if float(whole) > 0 else float(lost)
     if not math.isfinite(error):

@@ -89,7 +89,7 @@ def _open_reference(folder: EngineFolder) -> OpenedEngine:
             raise UnsupportedError(
                 "the reference engine needs torch", hint='install it with: pip install "gristmill[build]"'
             ) from error
-        return ReferenceExecutor(checkpoint, cache, options.compute)
+        return ReferenceExecutor(checkpoint, cache, options.compute, streamed=options.streamed)
 
     modes = EngineModes("reference", ("bfloat16", "float32"), ("float32", "bfloat16", "float16"))
     return OpenedEngine(checkpoint.plan, modes, weight_bytes, load)
