@@ -55,7 +55,7 @@ def _states(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int, follow_o
     The original's, before and in the middle, are counted as if every sequence were followed.
     """
     copies = 5 if follow_original else 3
-    inputs = layer.attention.o.in_features + layer.mlp.down.in_features
+    inputs = layer.attention.o.in_features + layer.mlp.width
     return tokens * (copies * plan.hidden_size + inputs) * width
 
 

@@ -54,7 +54,7 @@ class InputObserver:
         torch.maximum(self._abs_max, abs_max, out=self._abs_max)
 
     def statistics(self) -> InputStatistics:
-        """The statistics of all rows. Asked for once, as the last thing: the sums are given away, not copied."""
+        """The statistics of all rows. Asked for once, as the last thing: sums are given away, not copied."""
         plain, gapped = self._plain, self._gapped
         tokens = plain.tokens + gapped.tokens
         if tokens == 0:

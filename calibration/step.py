@@ -18,14 +18,10 @@ from gristmill.calibration.observers import InputObserver
 from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.streams import Streams, group_name, run_block
-from gristmill.runtime.executors.reference.blocks import (
-    Schemes,
-    Weights,
-    causal_attention,
-    linear,
-    rms_norm,
-)
-from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, LinearPlan, NormPlan
+from gristmill.runtime.errors import UnsupportedError
+from gristmill.runtime.executors.reference.blocks import causal_attention, rms_norm
+from gristmill.runtime.executors.reference.linears import Schemes, Weights, linear
+from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, LinearPlan, MoePlan, NormPlan
 
 __all__ = ["BlockStep"]
 
@@ -42,6 +38,11 @@ class BlockStep:
     def __init__(self, streams: Streams, layer: LayerPlan, original: Weights) -> None:
         self._streams = streams
         self._layer = layer
+        if isinstance(layer.mlp, MoePlan):
+            raise UnsupportedError(
+                f"calibration of layer {layer.index}", found="a mixture of experts", expected="a single MLP"
+            )
+        self._down = layer.mlp.down
         self._original_weights = original
         self._asked = 0
         self._followed = False
@@ -81,7 +82,7 @@ class BlockStep:
         assert self._asked in (0, len(layer.input_groups)), "all groups are asked for, or none"
         self._follow_original()
         if self._middle:
-            streams.hidden[:] = self._add(layer.mlp.down, weights, self._middle)
+            streams.hidden[:] = self._add(self._down, weights, self._middle)
         else:
             schemes = streams.schemes
             streams.hidden[:] = [

@@ -10,16 +10,13 @@ from gristmill.calibration.batches import Batch
 from gristmill.calibration.observers import InputObserver, require_finite
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.runtime.executors.reference.blocks import (
-    UNQUANTIZED,
     Attend,
-    Observe,
     Rotary,
-    Schemes,
-    Weights,
     causal_attention,
     decoder_block,
     rotary_tables,
 )
+from gristmill.runtime.executors.reference.linears import UNQUANTIZED, Observe, Schemes, Weights
 from gristmill.runtime.model_plan import LayerPlan, LinearPlan
 
 __all__ = ["Streams", "group_name", "group_names", "run_block"]
@@ -75,7 +72,7 @@ def run_block(
     Raises ModelError, naming the layer, if an output is NaN or infinite.
     """
     output = decoder_block(layer, weights, hidden, _rotary(layer, hidden), attend, observe, schemes)
-    require_finite(output, f"the output of layer {layer.index} ({layer.mlp.down.name})")
+    require_finite(output, f"the output of layer {layer.index} ({layer.linears[-1].name})")
     return output
 
 

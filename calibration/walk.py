@@ -29,7 +29,7 @@ from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.step import BlockStep
 from gristmill.calibration.streams import Streams, run_block
 from gristmill.runtime.errors import PromptError
-from gristmill.runtime.executors.reference.blocks import UNQUANTIZED, Schemes, Weights
+from gristmill.runtime.executors.reference.linears import UNQUANTIZED, Schemes, Weights
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan
 from gristmill.runtime.sources.base import ModelSource
 

@@ -9,7 +9,6 @@ from typing import cast
 from gristmill.recipes.layers import assign_schemes
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.checkpoint import plan_shapes
 from gristmill.runtime.errors import ModelError
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.scheme import QuantScheme, ScaleDtype
@@ -57,7 +56,7 @@ def open_model(recipe: Recipe) -> BuildModel:
 def _require_tensors(source: ModelSource, plan: ModelPlan) -> None:
     """Every tensor of the plan is there in the planned shape, before hours of work begin."""
     stored = source.tensor_shapes()
-    for name, expected in plan_shapes(plan).items():
+    for name, expected in plan.tensor_shapes().items():
         found = stored.get(name)
         if found is None:
             raise ModelError(f"model {source.name} lacks the tensor {name}", hint="its files are incomplete")

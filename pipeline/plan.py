@@ -154,7 +154,7 @@ def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int, *, str
 
 
 def _reference(plan: ModelPlan, *, streamed: bool) -> int:
-    """Weights that the reference engine holds at once; streamed, its largest tensor and what that is made of."""
+    """Weights that the reference engine holds at once; streamed, its largest tensor and that one's parts."""
     if not streamed:
         return plan.num_parameters()
     largest = max((linear.in_features * linear.out_features for linear in plan.linears), default=0)

@@ -14,7 +14,7 @@ from gristmill.artifacts.store import Store
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.calibrate import calibrate
 from gristmill.pipeline.checkpoint import WrittenCheckpoint, write_verified
-from gristmill.pipeline.compile.stage import compile_engine, require_runnable
+from gristmill.pipeline.compile.stage import compile_engine, require_engines
 from gristmill.pipeline.environment import build_threads, determinism_contract, peak_memory, using_threads
 from gristmill.pipeline.golden_prompts import golden_prompts
 from gristmill.pipeline.model import BuildModel, open_model
@@ -56,8 +56,8 @@ def build(
     clock = StageClock(stages)
     with using_threads(contract.threads):
         with clock.stage("load"):
-            require_runnable(recipe.engines)
             model = open_model(recipe)
+            require_engines(recipe.engines, model.plan)
             digest = model.source.digest()
         with clock.stage("calibrate"):
             samples, held_out = _read_data(recipe, model, digest, stages, tell)

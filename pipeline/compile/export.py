@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.pipeline.compile.target import OnProgress
-from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint, plan_shapes
+from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint
 from gristmill.runtime.errors import InternalError
 from gristmill.runtime.formats.select import FormatName, format_of
 from gristmill.runtime.formats.verify import verify_checkpoint
@@ -85,7 +85,7 @@ class _Unpacked:
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
         pieces = self._pieces()
         plain = {name: shape for name, shape in self.folder.tensor_shapes().items() if name not in pieces}
-        return {**plain, **plan_shapes(self.checkpoint.plan)}
+        return {**plain, **self.checkpoint.plan.tensor_shapes()}
 
     def load(self, name: str) -> Tensor:
         if name.removesuffix(".weight") in self.checkpoint.schemes:
@@ -104,7 +104,7 @@ class _Unpacked:
         if not schemes:
             return set()
         layout = format_of(self.checkpoint.config[_QUANTIZATION]).layout
-        shapes = plan_shapes(self.checkpoint.plan)
+        shapes = self.checkpoint.plan.tensor_shapes()
         pieces: set[str] = set()
         for name, scheme in schemes.items():
             rows, columns = shapes[f"{name}.weight"]

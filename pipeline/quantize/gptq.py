@@ -115,9 +115,7 @@ def _attempts(damping: float) -> Iterator[tuple[float, torch.dtype]]:
     yield from ((damping * 2**doubling, torch.float64) for doubling in range(_RETRIES))
 
 
-def _damped(
-    hessian: torch.Tensor, order: torch.Tensor, damping: float, dtype: torch.dtype
-) -> torch.Tensor:
+def _damped(hessian: torch.Tensor, order: torch.Tensor, damping: float, dtype: torch.dtype) -> torch.Tensor:
     """The damped matrix with its axes in the reverse of `order`, made row by row: it may be large."""
     mean = float(hessian.diagonal().mean()) or 1.0
     backwards = order.flip(0)

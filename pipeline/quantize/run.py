@@ -38,6 +38,8 @@ _CODE = (
     "gristmill.runtime.architectures",
     "gristmill.runtime.executors.reference.activations",
     "gristmill.runtime.executors.reference.blocks",
+    "gristmill.runtime.executors.reference.linears",
+    "gristmill.runtime.executors.reference.mlp",
     "gristmill.runtime.scheme",
     "gristmill.runtime.sources",
 )

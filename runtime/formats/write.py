@@ -106,6 +106,7 @@ def _config(
 ) -> dict[str, Any]:
     """The source's `config.json` with the quantization block, if anything is quantized."""
     names = [linear.name for linear in plan.linears]
+    names += [router.name for layer in plan.layers for router in layer.mlp.routers]
     names.append(_HEAD if plan.head is None else plan.head.name)
     found = {name: contents.get(f"{name}.weight", (None, {}))[0] for name in names}
     schemes = {name: scheme for name, scheme in found.items() if scheme is not None}
@@ -118,7 +119,7 @@ def _config(
 def _tensor_names(plan: ModelPlan, source: ModelSource) -> list[str]:
     """The source's tensors: those of the plan in its order, then the rest; without a tied head."""
     stored = source.tensor_shapes()
-    planned = list(plan.tensor_names())
+    planned = list(plan.tensor_shapes())
     if missing := [name for name in planned if name not in stored]:
         raise ModelError(f"tensor {missing[0]} is missing in {source.name}", found=f"{len(missing)} missing")
     rest = sorted(set(stored) - set(planned))

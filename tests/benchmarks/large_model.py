@@ -23,7 +23,6 @@ import ml_dtypes
 import numpy as np
 
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.checkpoint import plan_shapes
 from gristmill.runtime.safetensors_writer import TensorSpec, write_safetensors
 from gristmill.runtime.sources.base import Tensor
 from gristmill.runtime.sources.open import open_source
@@ -84,7 +83,7 @@ def random_llama(folder: Path, *, layers: int, hidden: int, intermediate: int) -
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    shapes = plan_shapes(plan_model(config))
+    shapes = plan_model(config).tensor_shapes()
     specs = {name: TensorSpec(_BFLOAT16, shape) for name, shape in shapes.items()}
     write_safetensors(folder / "model.safetensors", specs, _random_tensors(shapes))
     for name, data in demo.side_files().items():

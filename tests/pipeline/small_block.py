@@ -8,14 +8,8 @@ from typing import Any
 import torch
 
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.executors.reference.blocks import (
-    UNQUANTIZED,
-    Observe,
-    Schemes,
-    causal_attention,
-    decoder_block,
-    rotary_tables,
-)
+from gristmill.runtime.executors.reference.blocks import causal_attention, decoder_block, rotary_tables
+from gristmill.runtime.executors.reference.linears import UNQUANTIZED, Observe, Schemes
 from gristmill.runtime.model_plan import LayerPlan
 
 __all__ = ["block_output", "random_weights", "small_layer"]

@@ -84,11 +84,9 @@ def status(field):
 
 def quantize(tokens):
     weights = {name: torch.randn(shape).bfloat16() / shape[1] ** 0.5 for name, shape in shapes.items()}
-    weights |= {f"{norm.name}.weight": torch.ones(512).bfloat16() for norm in (layer.input_norm, layer.mlp_norm)}
-    scheme = QuantScheme(4, 64, True)
-    settings = QuantizeSettings(
-        "gptq", {linear.name: scheme for linear in layer.linears}, gptq=GptqSettings(damping=float(sys.argv[1]))
-    )
+    weights |= {f"{norm.name}.weight": torch.ones(512).bfloat16() for norm in layer.norms}
+    schemes = {linear.name: QuantScheme(4, 64, True) for linear in layer.linears}
+    settings = QuantizeSettings("gptq", schemes, gptq=GptqSettings(damping=float(sys.argv[1])))
     walk = BlockWalk(plan, Source(), [[token % 512 for token in range(128)]] * (tokens // 128))
     return quantize_block(layer, weights, walk.enter(layer, weights), settings).notes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gristmill.runtime.executors.native.plan_check import dense_mlp
 from gristmill.runtime.executors.native.stored import EngineFile, StoredLayer, StoredTensor, StoredWeight
 from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, NormPlan, RopePlan
 
@@ -31,6 +32,7 @@ def model_spec(engine: EngineFile) -> dict[str, Any]:
 
 
 def _layer(plan: LayerPlan, stored: StoredLayer, ropes: list[RopePlan]) -> dict[str, Any]:
+    mlp = dense_mlp(plan)
     return {
         "input_norm": _norm(plan.input_norm, stored.input_norm),
         "mlp_norm": _norm(plan.mlp_norm, stored.mlp_norm),
@@ -39,8 +41,8 @@ def _layer(plan: LayerPlan, stored: StoredLayer, ropes: list[RopePlan]) -> dict[
         "o": _weight(stored.o),
         "gate_up": _weight(stored.gate_up),
         "down": _weight(stored.down),
-        "activation": plan.mlp.activation,
-        "intermediate_size": plan.mlp.down.in_features,
+        "activation": mlp.activation,
+        "intermediate_size": mlp.down.in_features,
         "key_scale": 1.0,
         "value_scale": 1.0,
     }

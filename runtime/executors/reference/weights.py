@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -64,8 +63,10 @@ def load_weights(source: WeightSource, dtype: torch.dtype) -> dict[str, torch.Te
     an activation scheme that the executor does not have.
     """
     weights: dict[str, torch.Tensor] = {}
-    for name, shape in _dense_shapes(source.plan):
-        weights[name] = _checked(name, to_torch(source.tensor(name)).to(dtype), shape)
+    packed = {linear.weight for linear in _linears(source)}
+    for name, shape in source.plan.tensor_shapes().items():
+        if name not in packed:
+            weights[name] = _checked(name, to_torch(source.tensor(name)).to(dtype), shape)
     for linear in _linears(source):
         weight = source.weight(linear)
         if isinstance(weight, QuantizedTensor) and weight.input_scale is not None:
@@ -84,15 +85,14 @@ class StreamedWeights(Mapping[str, torch.Tensor]):
     def __init__(self, source: WeightSource, dtype: torch.dtype) -> None:
         self._source = source
         self._dtype = dtype
-        self._shapes = dict(_dense_shapes(source.plan))
+        self._shapes = source.plan.tensor_shapes()
         self._linears = {linear.weight: linear for linear in _linears(source)}
-        static = [linear for linear in source.plan.linears if _is_static(source, linear)]
-        weights = ((linear.name, source.weight(linear)) for linear in static)
-        self._input_scales = {
-            f"{name}.input_scale": torch.tensor([weight.input_scale])
-            for name, weight in weights
-            if isinstance(weight, QuantizedTensor)
-        }
+        self._input_scales: dict[str, torch.Tensor] = {}
+        for linear in self._linears.values():
+            if (scheme := source.schemes.get(linear.name)) is not None and scheme.is_static:
+                weight = source.weight(linear)
+                assert isinstance(weight, QuantizedTensor)
+                self._input_scales[f"{linear.name}.input_scale"] = torch.tensor([weight.input_scale])
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name in self._input_scales:
@@ -102,10 +102,10 @@ class StreamedWeights(Mapping[str, torch.Tensor]):
         return _checked(name, to_torch(self._source.tensor(name)).to(self._dtype), self._shapes[name])
 
     def __iter__(self) -> Iterator[str]:
-        return itertools.chain(self._shapes, self._linears, self._input_scales)
+        return iter((*self._shapes, *self._input_scales))
 
     def __len__(self) -> int:
-        return len(self._shapes) + len(self._linears) + len(self._input_scales)
+        return len(self._shapes) + len(self._input_scales)
 
 
 def _linears(source: WeightSource) -> Iterator[LinearPlan]:
@@ -117,27 +117,9 @@ def _linears(source: WeightSource) -> Iterator[LinearPlan]:
         yield linear
 
 
-def _is_static(source: WeightSource, linear: LinearPlan) -> bool:
-    scheme = source.schemes.get(linear.name)
-    return scheme is not None and scheme.is_static
-
-
 def _dense(linear: LinearPlan, weight: QuantizedTensor | Tensor, dtype: torch.dtype) -> torch.Tensor:
     dense = dequantize(weight, dtype) if isinstance(weight, QuantizedTensor) else to_torch(weight).to(dtype)
     return _checked(linear.weight, dense, (linear.out_features, linear.in_features))
-
-
-def _dense_shapes(plan: ModelPlan) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors that are never quantized: embedding, norms and biases."""
-    yield f"{plan.embedding}.weight", (plan.vocab_size, plan.hidden_size)
-    for layer in plan.layers:
-        for norm in (layer.input_norm, layer.attention.q_norm, layer.attention.k_norm, layer.mlp_norm):
-            if norm is not None:
-                yield f"{norm.name}.weight", (norm.size,)
-        for linear in layer.linears:
-            if linear.bias:
-                yield f"{linear.name}.bias", (linear.out_features,)
-    yield f"{plan.final_norm.name}.weight", (plan.final_norm.size,)
 
 
 def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
