@@ -41,11 +41,13 @@ _WORST_LAYERS = 16
 class Built:
     """What the earlier stages made.
 
+    `model` is the one that was quantized, `base_size_bytes` the size of the original.
     `checkpoints` maps a format to its folder, the recipe's own first; `engines`
     a compile target to its folder; `gates` an engine to its gates.
     """
 
     model: BuildModel
+    base_size_bytes: int
     model_digest: str
     samples: TokenSamples | None
     checkpoints: Mapping[FormatName, Path]
@@ -98,7 +100,7 @@ def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
         schemes=m.group_schemes(schemes),
         skipped=tuple(sorted(name for name, scheme in built.model.schemes.items() if scheme is None)),
         bits_per_weight=_bits_per_weight(built.model, schemes),
-        base_size_bytes=built.model.size_bytes,
+        base_size_bytes=built.base_size_bytes,
         engines=tuple(sorted((proven.engine for proven in built.proof.engines), key=lambda e: e.target)),
         validation={target: engine_validation(result) for target, result in validation.items()},
         gates=tuple(row for target, gates in built.gates.items() for row in gate_rows(target, gates)),

@@ -56,9 +56,10 @@ def build(
     clock = StageClock(stages)
     with using_threads(contract.threads):
         with clock.stage("load"):
-            model = open_model(recipe)
+            original = open_model(recipe)
+            model = original.rotated() if recipe.quantize.rotate else original
             require_engines(recipe.engines, model.plan)
-            digest = model.source.digest()
+            digest = original.source.digest()
         with clock.stage("calibrate"):
             samples, held_out = _read_data(recipe, model, digest, stages, tell)
         settings = quantize_settings(recipe.quantize, model.schemes)
@@ -66,7 +67,7 @@ def build(
         tell.note(memory.line())
         require_memory(memory, memory_limit)
         with clock.stage("quantize"):
-            key = quantize_key(digest, samples, settings, contract)
+            key = quantize_key(model.source.digest(), samples, settings, contract)
             quantized = quantize_model(model, samples, settings, stages, key, tell)
         for note in quantized.notes:
             tell.note(note)
@@ -79,7 +80,7 @@ def build(
             proof = prove(
                 own,
                 engines,
-                partial(OriginalLogits, model.plan, model.source),
+                partial(OriginalLogits, original.plan, original.source),
                 held_out,
                 samples,
                 golden_prompts(recipe, model.tokenizer, held_out),
@@ -94,10 +95,21 @@ def build(
         with clock.stage("package"):
             paths = {name: written.folder for name, written in checkpoints.items()}
             compiled = {engine.target: engine.folder for engine in engines}
-            gates = {served: results}
             layers = LayerErrors("output" if samples else "weight", quantized.errors, quantized.notes)
             mix = data_mix(samples, [entry.samples for entry in held_out], model.tokenizer)
-            built = Built(model, digest, samples, paths, compiled, layers, mix, proof, gates, contract)
+            built = Built(
+                model,
+                original.size_bytes,
+                digest,
+                samples,
+                paths,
+                compiled,
+                layers,
+                mix,
+                proof,
+                {served: results},
+                contract,
+            )
             artifact = package(recipe, built, store, clock.record(places_of(recipe), memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
     return artifact

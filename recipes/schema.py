@@ -209,9 +209,9 @@ class Recipe(BaseModel):
                 "a calibration block, or scales for each token",
                 found="static activations without calibration",
             )
-        if quantize.method != "rtn" and without:
+        if quantize.method not in ("rtn", "hqq") and without:
             raise refusal(
-                "a calibration block, or the method rtn",
+                "a calibration block, or the method rtn or hqq",
                 found=f"the method {quantize.method} without calibration",
             )
         return quantize

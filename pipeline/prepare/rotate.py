@@ -149,7 +149,9 @@ def _times(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 def _folds(original: ModelPlan, rotated: ModelPlan) -> Iterator[tuple[str, _Fold]]:
     """What happens to each tensor that changes, by its name in the rotated model."""
     stream = orthogonal_matrix(original.hidden_size)
-    heads = {size: orthogonal_matrix(size) for size in {layer.attention.head_dim for layer in original.layers}}
+    heads = {
+        size: orthogonal_matrix(size) for size in {layer.attention.head_dim for layer in original.layers}
+    }
     embedding, head = f"{original.embedding}.weight", rotated.head
     if head is None:
         raise InternalError("a rotated model has a head of its own")

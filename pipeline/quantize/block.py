@@ -19,6 +19,7 @@ from gristmill.pipeline.quantize.awq import AwqSettings, quantize_awq, search_sc
 from gristmill.pipeline.quantize.correct import corrected_weight
 from gristmill.pipeline.quantize.gptq import GptqSettings, factorize_hessian, quantize_gptq
 from gristmill.pipeline.quantize.grids import dequantized
+from gristmill.pipeline.quantize.hqq import quantize_hqq
 from gristmill.pipeline.quantize.input_scale import input_scale
 from gristmill.pipeline.quantize.rtn import quantize_rtn
 from gristmill.pipeline.quantize.signround import SignRoundSettings, learn_rounding
@@ -37,6 +38,9 @@ __all__ = [
 ]
 
 Weights = Mapping[str, torch.Tensor]
+
+DATA_FREE = ("rtn", "hqq")
+"""Methods that look at the weights alone."""
 
 _KEPT_ROWS = 256
 
@@ -59,6 +63,7 @@ class QuantizeSettings:
     """How a block is quantized.
 
     schemes             by linear name; None, or no entry, leaves a linear as it is
+    scale_first         fold AWQ's scales before GPTQ rounds
     input_percentile    of an input's values, by size, that a static scale keeps in range
     correct_drift       aim at the original model's outputs, where the walk follows them
     correction_damping  ridge of that correction, as a part of the Hessian's mean diagonal
@@ -70,6 +75,7 @@ class QuantizeSettings:
     awq: AwqSettings = field(default_factory=AwqSettings)
     signround: SignRoundSettings = field(default_factory=SignRoundSettings)
     smoothquant: SmoothQuantSettings = field(default_factory=SmoothQuantSettings)
+    scale_first: bool = False
     input_percentile: float = 100.0
     correct_drift: bool = True
     correction_damping: float = 0.5
@@ -83,6 +89,11 @@ class QuantizeSettings:
             raise InputError("input percentile", found=self.input_percentile, expected="above 0, at most 100")
         for scheme in filter(None, set(self.schemes.values())):
             _require_possible(self.method, scheme)
+
+    @property
+    def folds_scales(self) -> bool:
+        """Whether channels are scaled before anything is rounded."""
+        return self.scale_first or self.method in ("awq", "smoothquant")
 
     @property
     def follow_original(self) -> bool:
@@ -125,14 +136,14 @@ def quantize_block(
 ) -> BlockResult:
     """Quantize what `settings.schemes` names; `weights` are not altered.
 
-    RTN does without statistics (its errors are then relative to the weight).
+    RTN and HQQ do without statistics (errors are then relative to the weight).
     Raises ModelError, naming the linear, for NaN and Inf wherever they arise,
     and InputError for a group size that does not divide.
     """
-    if statistics is None and settings.method != "rtn":
+    if statistics is None and settings.method not in DATA_FREE:
         raise InputError(f"{settings.method} needs calibration statistics")
     current = dict(weights)
-    if settings.method in ("awq", "smoothquant") and statistics is not None:
+    if settings.folds_scales and statistics is not None:
         current.update(_fold(layer, weights, statistics, settings))
     result = BlockResult({}, {}, {})
     notes: list[str] = []
@@ -188,7 +199,7 @@ def _fold(
         ]
         if parts:
             share = partial(shared_scales, group)
-            if settings.method == "awq":
+            if settings.method != "smoothquant":
                 scales = search_scales(parts, seen[names], settings.awq, share)
             else:
                 scales = search_smoothing(
@@ -262,7 +273,7 @@ def _targets(
     """What is to be rounded: the weights, corrected for the drift of their input if that is asked for."""
     for scheme, linears in _by_scheme(group, settings):
         target = _Target(scheme, linears, torch.cat([weights[linear.weight] for linear in linears]).float())
-        if known is not None and settings.correct_drift and settings.method != "rtn":
+        if known is not None and settings.correct_drift and settings.method not in DATA_FREE:
             weight = corrected_weight(target.weight, known, settings.correction_damping, name=target.name)
             target = replace(target, weight=weight)
         yield target
@@ -276,8 +287,12 @@ def _quantize(
     name: str,
     notes: list[str],
 ) -> QuantizedTensor:
-    if settings.method in ("rtn", "smoothquant") or inputs is None:
+    if settings.method in ("rtn", "smoothquant"):
         return quantize_rtn(weight, None, scheme, name=name)
+    if settings.method == "hqq":
+        return quantize_hqq(weight, inputs, scheme, name=name)
+    if inputs is None:
+        raise InputError(f"{settings.method} needs calibration statistics")
     if settings.method == "awq":
         return quantize_awq(weight, inputs, scheme, settings.awq, name=name)
     factor = factorize_hessian(inputs.hessian, settings.gptq, name=name)

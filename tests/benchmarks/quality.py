@@ -71,7 +71,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting, with the largest ratios to the peer's KL on wikitext and time that are accepted."""
+    """One setting, with the largest ratios to the peer's KL on wikitext and time that are accepted.
+
+    `more` are further keys of the recipe's quantize block.
+    """
 
     name: str
     method: str
@@ -80,13 +83,16 @@ class Row:
     kl_limit: float | None = 1.0
     time_limit: float | None = 0.5
     scheme: str | None = None
+    bits: int = 4
+    more: str = ""
 
     @property
     def quantize(self) -> str:
         """The recipe's quantize block; weights only in groups of 64 unless a scheme is named."""
         if self.scheme is not None:
             return f"scheme: {self.scheme}, method: {self.method}"
-        return f"scheme: W4A16{'' if self.symmetric else '_ASYM'}, group_size: 64, method: {self.method}"
+        spelled = f"bits: {self.bits}, symmetric: {str(self.symmetric).lower()}, group_size: 64"
+        return f"{spelled}, method: {self.method}{self.more}"
 
 
 # Both quantized the model after a rescaling of its channels that leaves its function as it is. The limit
@@ -94,9 +100,16 @@ class Row:
 SMOOTHQUANT = Peer("llmcompressor 0.14.0.1", 0.0183, 0.0277, 20.56, 0.919, 63)
 FLOAT8 = Peer("float8 by hand", 0.0249, 0.0333, 20.64, 0.907, 1)
 
+PLAIN_ASYM = Peer("plain rounding", 0.282, 0.365, 24.90, 0.709, 0.14)
+OURS_GPTQ = Peer("GPTQ asym alone", 0.093, 0.069, 22.04, 0.850, 55)
+"""Our own row of the same name without rotation or scaling."""
+
 ROWS = (
     Row("GPTQ sym", "gptq", True, Peer("gptqmodel 7.6.0", 0.232, 0.249, 25.15, 0.749, 125)),
     Row("GPTQ asym", "gptq", False, Peer("llmcompressor 0.14.0.1", 0.159, 0.185, 24.32, 0.788, 119)),
+    Row("GPTQ asym rotated", "gptq", False, OURS_GPTQ, None, None, more=", rotate: hadamard"),
+    Row("GPTQ asym scaled", "gptq", False, OURS_GPTQ, None, None, more=", scale: awq"),
+    Row("HQQ asym", "hqq", False, PLAIN_ASYM, None, None),
     Row("AWQ asym", "awq", False, Peer("llmcompressor 0.14.0.1", 0.151, 0.174, 24.19, 0.792, 456)),
     Row(
         "SignRound sym",
@@ -125,7 +138,7 @@ ROWS = (
     ),
     Row("FP8 dynamic", "rtn", True, FLOAT8, kl_limit=0.029 / 0.0249, time_limit=None, scheme="FP8_DYNAMIC"),
     Row("RTN sym", "rtn", True, Peer("plain rounding", 0.401, 0.474, 28.53, 0.674, 0.14), None, None),
-    Row("RTN asym", "rtn", False, Peer("plain rounding", 0.282, 0.365, 24.90, 0.709, 0.14), None, None),
+    Row("RTN asym", "rtn", False, PLAIN_ASYM, None, None),
 )
 QUICK_ROWS = ("GPTQ asym", "RTN asym")
 
@@ -252,7 +265,8 @@ def _recipe(row: Row, reference: Path) -> Recipe:
 
 def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) -> Measured:
     recipe = _recipe(row, reference)
-    model = open_model(recipe)
+    original = open_model(recipe)
+    model = original.rotated() if recipe.quantize.rotate else original
     with tempfile.TemporaryDirectory(dir=reference.parent) as name:
         folder = Path(name)
         start, cpu_start = time.perf_counter(), time.process_time()
@@ -263,7 +277,7 @@ def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) ->
         opened = open_checkpoint(checkpoint)
         executor = ReferenceExecutor(opened, KVCacheConfig(128, 16, "bfloat16"))
         result = compare_models(
-            OriginalLogits(model.plan, model.source),
+            OriginalLogits(original.plan, original.source),
             ExecutorLogits(executor),
             [tokens.wiki, tokens.chat],
             calibration=tokens.calibration,
