@@ -86,10 +86,15 @@ def prove_engine(folder: EngineFolder, *, streamed: bool = False) -> EngineProof
     return EngineProof(entry, tuple(modes))
 
 
-def load_default(folder: EngineFolder, tokens: int, *, streamed: bool = False) -> Executor:
-    """The engine in its default formats, with a cache for `tokens` tokens; `streamed` as in its options."""
+def load_default(
+    folder: EngineFolder, tokens: int, asked: EngineSettings | None = None, *, streamed: bool = False
+) -> Executor:
+    """The engine in its default formats, or those `asked` for, with a cache for `tokens` tokens.
+
+    `streamed` as in `ExecutorOptions`.
+    """
     opened = open_engine(folder)
-    settings, options = opened.modes.choose(EngineSettings())
+    settings, options = opened.modes.choose(asked or EngineSettings())
     options = replace(options, streamed=streamed)
     return opened.load(KVCacheConfig(-(-tokens // _BLOCK), _BLOCK, settings.kv_dtype), options)
 

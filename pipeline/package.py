@@ -23,6 +23,7 @@ from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.prove import Proof
 from gristmill.pipeline.report.evidence import LayerErrors, write_evidence
 from gristmill.pipeline.report.mix import DataMix
+from gristmill.pipeline.search.widths import WidthChoice
 from gristmill.pipeline.validate.gates import GateResult
 from gristmill.pipeline.validate.result import ValidationResult
 from gristmill.pipeline.worst_linears import worst_linears
@@ -41,18 +42,19 @@ _WORST_LAYERS = 16
 class Built:
     """What the earlier stages made.
 
-    `model` is the one that was quantized, `base_size_bytes` the size of the original.
+    `model` is the one that was quantized, perhaps rotated before, `original` the one that was opened.
     `checkpoints` maps a format to its folder, the recipe's own first; `engines`
-    a compile target to its folder; `gates` an engine to its gates.
+    a compile target to its folder; `gates` an engine to its gates. `widths` is
+    None where the recipe alone decided them.
     """
 
     model: BuildModel
-    base_size_bytes: int
-    model_digest: str
+    original: BuildModel
     samples: TokenSamples | None
     checkpoints: Mapping[FormatName, Path]
     engines: Mapping[str, Path]
     layers: LayerErrors
+    widths: WidthChoice | None
     mix: DataMix
     proof: Proof
     gates: Mapping[str, Sequence[GateResult]]
@@ -76,7 +78,7 @@ def package(recipe: Recipe, built: Built, store: Store, record: BuildRecord) -> 
             if proven.modes:
                 write_proofs(folder / GOLDEN_FOLDER / proofs_file(proven.engine.target), proven.modes)
         write_report(folder, built.proof.validation)
-        write_evidence(folder, built.layers, built.mix, built.proof.outliers)
+        write_evidence(folder, built.layers, built.widths, built.mix, built.proof.outliers)
         manifest = _manifest(recipe, built, hashlib.sha256(recipe_bytes).hexdigest())
         return store.commit(folder, manifest, tag=recipe.tag, record=record)
 
@@ -91,7 +93,7 @@ def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
         files={},
         lineage=m.Lineage(
             base_model=m.SourceModel(
-                resolved_dict(recipe)["model"], built.model.source.revision, built.model_digest
+                resolved_dict(recipe)["model"], built.model.source.revision, built.original.source.digest()
             ),
             parent=None,
             recipe=f"sha256:{recipe_sha256}",
@@ -100,7 +102,7 @@ def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
         schemes=m.group_schemes(schemes),
         skipped=tuple(sorted(name for name, scheme in built.model.schemes.items() if scheme is None)),
         bits_per_weight=_bits_per_weight(built.model, schemes),
-        base_size_bytes=built.base_size_bytes,
+        base_size_bytes=built.original.size_bytes,
         engines=tuple(sorted((proven.engine for proven in built.proof.engines), key=lambda e: e.target)),
         validation={target: engine_validation(result) for target, result in validation.items()},
         gates=tuple(row for target, gates in built.gates.items() for row in gate_rows(target, gates)),

@@ -11,6 +11,7 @@ from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.quantize.block import QuantizeSettings
 from gristmill.pipeline.quantize.run import walk_compute
+from gristmill.pipeline.search.stage import split_sequences
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.runtime.errors import InputError, OutsideError
 from gristmill.runtime.memory import free_memory
@@ -23,12 +24,14 @@ _PROCESS = 450_000_000
 
 _FLOAT = 4
 _VALIDATION_ROWS = 512
+_SEARCH_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Peak bytes of the two large stages; the build's peak is the larger one over the process itself.
+    """Peak bytes of the large stages; the build's peak is the largest over the process itself.
 
+    search    the original's states and gradients at every block, and a walk; 0 without a search
     quantize  the walk (blocks, hidden states, second moments) and one group's work space
     validate  the quantized model in each engine, hidden states, chunks of logits
     streamed  whether validation reads each weight of the reference engine as it is needed, which is
@@ -37,17 +40,19 @@ class MemoryPlan:
 
     quantize: int
     validate: int
+    search: int = 0
     streamed: bool = False
 
     @property
     def total(self) -> int:
         """Peak bytes of the whole build."""
-        return _PROCESS + max(self.quantize, self.validate)
+        return _PROCESS + max(self.search, self.quantize, self.validate)
 
     def line(self) -> str:
         """The plan in one line."""
+        search = f"search {self.search / 1e9:.2f}, " if self.search else ""
         return (
-            f"memory: {self.total / 1e9:.2f} GB planned (quantize {self.quantize / 1e9:.2f}, "
+            f"memory: {self.total / 1e9:.2f} GB planned ({search}quantize {self.quantize / 1e9:.2f}, "
             f"validate {self.validate / 1e9:.2f}, process {_PROCESS / 1e9:.2f})"
             + (", weights read again for each step of validation" if self.streamed else "")
         )
@@ -59,20 +64,27 @@ def plan_memory(
     samples: TokenSamples | None,
     held_out: Sequence[HeldOut],
     engines: int = 0,
+    *,
+    searches: bool = False,
     limit: int | None = None,
 ) -> MemoryPlan:
     """An upper estimate from shapes alone; nothing is loaded. `engines` counts those beside the reference.
 
-    Validation holds the whole model where that stays below the user's `limit` and what is free.
+    `searches` says whether units of linears are compared. Validation holds the
+    whole model where that stays below the user's `limit` and what is free.
+    Raises PromptError for too few samples for a search.
     """
     tokens = samples.tokens if samples is not None else 0
     quantize = _quantize(model.plan, tokens, settings)
-    whole = MemoryPlan(quantize, _validate(model.plan, held_out, engines, streamed=False))
+    search = _search(model.plan, samples) if searches and samples is not None else 0
+    plans = [
+        MemoryPlan(quantize, _validate(model.plan, held_out, engines, streamed=streamed), search, streamed)
+        for streamed in (False, True)
+    ]
     room = free_memory().size + _PROCESS
-    if whole.total <= (room if limit is None else min(limit, room)):
-        return whole
-    streamed = MemoryPlan(quantize, _validate(model.plan, held_out, engines, streamed=True), streamed=True)
-    return streamed if streamed.total < whole.total else whole
+    if plans[0].total <= (room if limit is None else min(limit, room)):
+        return plans[0]
+    return min(plans, key=lambda plan: plan.total)
 
 
 def require_memory(plan: MemoryPlan, limit: int | None) -> None:
@@ -97,6 +109,18 @@ def _quantize(plan: ModelPlan, tokens: int, settings: QuantizeSettings) -> int:
     if settings.method == "signround":
         walk += max(_learning_work(plan, layer, min(tokens, BATCH_TOKENS)) for layer in plan.layers)
     return walk
+
+
+def _search(plan: ModelPlan, samples: TokenSamples) -> int:
+    """A walk over the statistics' samples, and the original's states, gradients and logits of the others."""
+    measured, others = split_sequences(samples.sequences)
+    tokens = sum(map(len, measured))
+    walk = walk_memory(plan, sum(map(len, others)), walk_compute(plan), follow_original=False)
+    block = max(map(_block_weights, plan.layers), default=0)
+    states = 2 * (len(plan.layers) + 1) * tokens * plan.hidden_size
+    head = 2 * plan.vocab_size * plan.hidden_size + 6 * _SEARCH_ROWS * plan.vocab_size
+    work = max((_learning_work(plan, layer, min(tokens, BATCH_TOKENS)) for layer in plan.layers), default=0)
+    return walk + (states + head + 3 * block) * _FLOAT + work
 
 
 def _block_weights(layer: LayerPlan) -> int:

@@ -138,6 +138,17 @@ class ValidationSettings(BaseModel):
 
     data: tuple[ValidationData, ...] = Field(min_length=1, description="held-out files")
     gates: ValidationGates = Field(default_factory=ValidationGates, description="limits that must hold")
+    auto_repair: bool = Field(
+        default=False, description="widen the costliest layers until the gates pass, as few as possible"
+    )
+
+    @field_validator("auto_repair")
+    @classmethod
+    def _gates_to_pass(cls, auto_repair: bool, info: ValidationInfo) -> bool:
+        gates = info.data.get("gates")
+        if auto_repair and gates is not None and not gates.all:
+            raise refusal("gates to repair for", found="auto_repair without gates")
+        return auto_repair
 
 
 class GoldenSettings(BaseModel):
@@ -191,6 +202,11 @@ class Recipe(BaseModel):
         return self._base
 
     @property
+    def repairs(self) -> bool:
+        """Whether layers are widened until the gates pass."""
+        return self.validation is not None and self.validation.auto_repair
+
+    @property
     def engines(self) -> tuple[EngineTarget, ...]:
         """Those targets of `compile` that serve."""
         return tuple(target for target in self.compile if target == "native-x86")
@@ -209,12 +225,37 @@ class Recipe(BaseModel):
                 "a calibration block, or scales for each token",
                 found="static activations without calibration",
             )
+        if quantize.search is not None and without:
+            raise refusal("a calibration block, on which widths are tried", found="a search without")
         if quantize.method not in ("rtn", "hqq") and without:
             raise refusal(
                 "a calibration block, or the method rtn or hqq",
                 found=f"the method {quantize.method} without calibration",
             )
         return quantize
+
+    @field_validator("validation")
+    @classmethod
+    def _widths_to_repair(
+        cls, validation: ValidationSettings | None, info: ValidationInfo
+    ) -> ValidationSettings | None:
+        """Repair widens weights, which needs prompts to measure on and widths that may change."""
+        quantize = info.data.get("quantize")
+        if validation is None or not validation.auto_repair or quantize is None:
+            return validation
+        if "calibration" in info.data and info.data["calibration"] is None:
+            raise refusal("a calibration block, on which layers are compared", found="auto_repair without")
+        if quantize.type != "int" or quantize.activation is not None:
+            raise refusal(
+                "a scheme of weights only", found=f"auto_repair of {quantize.scheme}, whose width is fixed"
+            )
+        budget = None if quantize.search is None else quantize.search.budget
+        if budget is not None and budget.kl_mean is None:
+            raise refusal(
+                "a budget of kl_mean, or no auto_repair",
+                found=f"auto_repair beside a budget of {budget.limits[0]}, which it would exceed",
+            )
+        return validation
 
     @field_validator("checkpoint")
     @classmethod
@@ -246,6 +287,12 @@ def _require_exportable(target: str, info: ValidationInfo) -> None:
         )
     if target != "awq":
         return
+    validation = info.data.get("validation")
+    if quantize.search is not None or (validation is not None and validation.auto_repair):
+        chooser = "a search" if quantize.search is not None else "auto_repair"
+        raise refusal(
+            "compressed-tensors, or 4 bits everywhere", found=f"awq for widths that {chooser} chooses"
+        )
     widths = {quantize.bits, *(override.bits for override in quantize.overrides if override.bits)}
     if widths != {4}:
         found = ", ".join(map(str, sorted(widths - {4})))

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from gristmill.artifacts.blobs import link_or_copy
 from gristmill.artifacts.manifest import Determinism
 from gristmill.calibration.blocks import load_block
 from gristmill.calibration.samples import TokenSamples
@@ -26,12 +27,12 @@ from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.runtime.errors import IntegrityError
 from gristmill.runtime.executors.reference.blocks import to_numpy
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+from gristmill.runtime.scheme import QuantScheme
 from gristmill.runtime.sources.base import Tensor
 
-__all__ = ["QuantizedModel", "quantize_key", "quantize_model", "walk_compute"]
+__all__ = ["QUANTIZE_CODE", "QuantizedModel", "quantize_key", "quantize_model", "walk_compute"]
 
-
-_CODE = (
+QUANTIZE_CODE = (
     "gristmill.calibration",
     "gristmill.pipeline.prepare",
     "gristmill.pipeline.quantize",
@@ -43,12 +44,18 @@ _CODE = (
     "gristmill.runtime.scheme",
     "gristmill.runtime.sources",
 )
+"""What computes a layer's result, for the keys of stages that quantize."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedModel:
-    """All finished layers: codes read on demand, changed plain tensors, and what each linear lost."""
+    """All finished layers: codes read on demand, changed plain tensors, and what each linear lost.
 
+    `folder` holds the layers' files, `schemes` is what they were quantized to.
+    """
+
+    folder: Path
+    schemes: Mapping[str, QuantScheme | None]
     tensors: LazyTensors
     dense: Mapping[str, Tensor]
     errors: Mapping[str, float]
@@ -65,7 +72,7 @@ def quantize_key(
         "settings": asdict(settings),
         "contract": asdict(contract),
     }
-    return stage_key("quantize", inputs, code_version(_CODE))
+    return stage_key("quantize", inputs, code_version(QUANTIZE_CODE))
 
 
 def quantize_model(
@@ -75,16 +82,21 @@ def quantize_model(
     stages: StageCache,
     key: str,
     progress: Progress,
+    earlier: QuantizedModel | None = None,
 ) -> QuantizedModel:
     """Quantize every block under the stage key `key`, beginning behind those that are finished.
 
-    Raises ModelError, naming the linear, for NaN and Inf wherever they arise.
+    `earlier` differs in `schemes` alone: a layer depends on those before it, so
+    the layers in front of the first that differs are taken from there. Raises
+    ModelError, naming the linear, for NaN and Inf wherever they arise.
     """
     layers = model.plan.layers
     if (done := stages.finished("quantize", key)) is not None:
-        return _collect(model, done)
+        return _collect(model, settings, done)
     with stages.open("quantize", key) as stage:
         progress.stage("quantize", len(layers), "layers")
+        if earlier is not None:
+            _take_layers(model.plan, settings, earlier, stage.folder)
         finished = _finished_layers(stage.folder, len(layers))
         if finished:
             progress.skip(finished)
@@ -92,7 +104,7 @@ def quantize_model(
         for layer, result in _results(model, samples, settings, stage.folder, finished):
             write_layer(layer_path(stage.folder, layer.index), result)
             progress.advance()
-        return _collect(model, stage.finish())
+        return _collect(model, settings, stage.finish())
 
 
 def _results(
@@ -147,7 +159,18 @@ def _finished_layers(folder: Path, total: int) -> int:
     return total
 
 
-def _collect(model: BuildModel, folder: Path) -> QuantizedModel:
+def _take_layers(plan: ModelPlan, settings: QuantizeSettings, earlier: QuantizedModel, folder: Path) -> None:
+    """Link the layers that `earlier` and this stage have in common."""
+    for layer in plan.layers:
+        names = [linear.name for linear in layer.linears]
+        if any(settings.schemes.get(name) != earlier.schemes.get(name) for name in names):
+            return
+        path = layer_path(folder, layer.index)
+        if not path.exists():
+            link_or_copy(layer_path(earlier.folder, layer.index), path)
+
+
+def _collect(model: BuildModel, settings: QuantizeSettings, folder: Path) -> QuantizedModel:
     files: dict[str, Path] = {}
     dense: dict[str, Tensor] = {}
     dtype: torch.dtype = getattr(torch, model.plan.dtype)
@@ -160,4 +183,4 @@ def _collect(model: BuildModel, folder: Path) -> QuantizedModel:
         dense |= {name: to_numpy(tensor.to(dtype)) for name, tensor in result.dense.items()}
         errors |= result.errors
         notes += result.notes
-    return QuantizedModel(LazyTensors(files), dense, errors, tuple(notes))
+    return QuantizedModel(folder, settings.schemes, LazyTensors(files), dense, errors, tuple(notes))

@@ -19,6 +19,7 @@ from gristmill.runtime.server.admission import Admission, OpenRequests
 from gristmill.runtime.server.app import build_forms, create_app
 from gristmill.runtime.server.auth import Authentication
 from gristmill.runtime.server.connections import accept_connections
+from gristmill.runtime.server.cors import allow_origins
 from gristmill.runtime.server.health import health_routes
 from gristmill.runtime.server.keys import Keyring
 from gristmill.runtime.server.lifecycle import Lifecycle
@@ -112,7 +113,8 @@ class _Service:
             retry_after=self._retry_after,
         )
         keyring = Keyring(self._settings.api_keys, self._settings.admin_token)
-        return RequestLog(Authentication(admission, keyring), self._metrics)
+        guarded = Authentication(admission, keyring)
+        return RequestLog(allow_origins(guarded, self._settings.cors_origins), self._metrics)
 
     async def load(self, load: Load) -> None:
         """Load the models in a thread, then let requests in."""
