@@ -191,14 +191,14 @@ class QuantizeSettings(BaseModel):
         default=None, validate_default=True, description="how inputs are quantized, with W8A8 and FP8"
     )
     method: Method = Field(description="rtn, hqq, gptq, awq, signround or smoothquant")
-    skip: tuple[Pattern, ...] = Field(default=("lm_head",), description="layers left as they are")
-    overrides: tuple[Override, ...] = Field(default=(), description="layers that get other settings")
     scale: Literal["awq"] | None = Field(
         default=None, description="awq, to scale channels before gptq rounds them"
     )
     rotate: Literal["hadamard"] | None = Field(
         default=None, description="hadamard, to spread outliers over all channels first"
     )
+    skip: tuple[Pattern, ...] = Field(default=("lm_head",), description="layers left as they are")
+    overrides: tuple[Override, ...] = Field(default=(), description="layers that get other settings")
     search: SearchSettings | None = Field(
         default=None, description="choose widths under a budget, instead of one for all"
     )

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from gristmill.runtime.architectures import plan_model
@@ -113,13 +114,13 @@ class RotatedSource:
         """One tensor of the rotated model, in the original's type. Raises ModelError."""
         fold = self._folds.get(name)
         if fold is None:
-            stored = self._source.load(name)
-            return to_numpy(torch.ones_like(to_torch(stored))) if name in self._norms else stored
+            kept = self._source.load(name)
+            return np.ones_like(kept) if name in self._norms else kept
         stored = to_torch(self._source.load(fold.tensor))
         scale = None if fold.norm is None else to_torch(self._source.load(fold.norm)).float()
         result = torch.empty_like(stored)
         rows = _ROWS if fold.outputs is None else len(stored)
-        for part, place in zip(stored.split(rows), result.split(rows), strict=True):
+        for part, place in zip(torch.split(stored, rows), torch.split(result, rows), strict=True):
             place.copy_(_turned(part.float().view(len(part), -1), scale, fold).view_as(part))
         return to_numpy(result)
 

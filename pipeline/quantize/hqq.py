@@ -44,7 +44,7 @@ def quantize_hqq(
     """
     del statistics
     rows = max(1, _ROWS_ELEMENTS // weight.shape[1])
-    grids = [hqq_grid(part, scheme) for part in weight.split(rows)]
+    grids = [hqq_grid(part, scheme) for part in torch.split(weight, rows)]
     grid = Grid(scheme, torch.cat([part.scales for part in grids]), torch.cat([part.zeros for part in grids]))
     return quantized_tensor(nearest_codes(weight, grid), grid, name)
 

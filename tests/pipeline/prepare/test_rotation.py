@@ -85,7 +85,7 @@ def test_a_rotated_checkpoint_gives_the_same_logits_in_transformers(tmp_path: Pa
 def test_rotation_spreads_an_outlier_channel_over_all(tmp_path: Path) -> None:
     source = HfFolder(write_random(tmp_path / "model", BASE, deviation=0.2))
     name = "model.layers.0.self_attn.q_proj.weight"
-    before = np.array(source.load(name))
+    before = source.load(name).astype(np.float32)
     scale = np.ones(48, np.float32)
     scale[7] = 30
 

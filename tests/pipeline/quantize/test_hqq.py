@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from gristmill.pipeline.quantize.grids import dequantized, grouped
 from gristmill.pipeline.quantize.hqq import hqq_grid, quantize_hqq, shrink
@@ -25,10 +26,9 @@ def loss(weight: torch.Tensor, tensor: QuantizedTensor) -> torch.Tensor:
     return errors.abs().pow(0.7).sum(-1)
 
 
-def slow_hqq(group: np.ndarray, scheme: QuantScheme) -> tuple[float, float]:
+def slow_hqq(group: NDArray[np.float32], scheme: QuantScheme) -> tuple[float, float]:
     """Scale and zero of one group, number by number, as the module's docstring says."""
-    (start_scale,), zero = np.float32(hqq_start(group, scheme)[0]), hqq_start(group, scheme)[1]
-    scale, beta = float(start_scale), 10.0
+    (scale, zero), beta = hqq_start(group, scheme), 10.0
     best, least = (scale, zero), measure(group, scale, zero, scheme)
     for _ in range(20):
         codes = [code(value, scale, zero, scheme) for value in group]
@@ -51,18 +51,19 @@ def slow_hqq(group: np.ndarray, scheme: QuantScheme) -> tuple[float, float]:
     return best
 
 
-def hqq_start(group: np.ndarray, scheme: QuantScheme) -> tuple[np.ndarray, float]:
+def hqq_start(group: NDArray[np.float32], scheme: QuantScheme) -> tuple[float, float]:
     tensor = quantize_rtn(torch.from_numpy(group)[None], None, QuantScheme(scheme.bits, -1, scheme.symmetric))
     zeros = tensor.zero_points
-    return tensor.scales[0], float(scheme.midpoint if zeros is None else zeros[0, 0])
+    return float(tensor.scales[0, 0]), float(scheme.midpoint if zeros is None else zeros[0, 0])
 
 
 def code(value: float, scale: float, zero: float, scheme: QuantScheme) -> float:
     return float(np.clip(np.round(np.float32(value) / np.float32(scale)) + zero, 0, scheme.max_code))
 
 
-def measure(group: np.ndarray, scale: float, zero: float, scheme: QuantScheme) -> float:
-    return sum(abs(value - (code(value, scale, zero, scheme) - zero) * scale) ** 0.7 for value in group)
+def measure(group: NDArray[np.float32], scale: float, zero: float, scheme: QuantScheme) -> float:
+    errors = [abs(value - (code(value, scale, zero, scheme) - zero) * scale) for value in group]
+    return float(sum(error**0.7 for error in errors))
 
 
 @by_name
