@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
 from gristmill.calibration.batches import BATCH_TOKENS
-from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan
+from gristmill.runtime.model_plan import LayerPlan, ModelPlan, MoePlan
 
 __all__ = ["walk_memory"]
 
@@ -21,15 +22,15 @@ def walk_memory(
     *,
     batch_tokens: int = BATCH_TOKENS,
     follow_original: bool = True,
-    group_work: Callable[[tuple[LinearPlan, ...]], int] = lambda group: 0,
+    layer_work: Callable[[LayerPlan], int] = lambda layer: 0,
 ) -> int:
     """An upper bound of the bytes a `BlockWalk` over `tokens` tokens, padding included, holds at once.
 
     That is the states of all tokens, two blocks (the original and the one being
     quantized), the statistics of one block and the temporaries of one batch; or,
-    if it is more, the embedding with which the walk begins. `group_work` says what
-    a quantization method holds while it works on one of `layer.input_groups`,
-    that group's statistics included: the batch is gone then.
+    if it is more, the embedding with which the walk begins. `layer_work` says what
+    a quantization method holds while it works on one group of linears, that group's
+    statistics included: the batch is gone then.
     """
     width = 2 if compute == "bfloat16" else 4
     walking = max(
@@ -37,7 +38,7 @@ def walk_memory(
         + 2 * _parameters(layer) * width
         + max(
             _statistics(layer) + _temporaries(plan, layer, min(batch_tokens, tokens), width),
-            *map(group_work, layer.input_groups),
+            layer_work(layer),
         )
         for layer in plan.layers
     )
@@ -46,26 +47,27 @@ def walk_memory(
 
 
 def _parameters(layer: LayerPlan) -> int:
-    return sum(linear.in_features * linear.out_features for linear in layer.linears)
+    return sum(map(math.prod, layer.tensor_shapes().values()))
 
 
 def _states(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int, follow_original: bool) -> int:
-    """Hidden states before, in the middle of and behind the block; inputs of o and down.
+    """Hidden states before, in the middle of and behind the block; inputs of o and down, or of the experts.
 
     The original's, before and in the middle, are counted as if every sequence were followed.
     """
     copies = 5 if follow_original else 3
-    inputs = layer.attention.o.in_features + layer.mlp.width
+    behind = plan.hidden_size if isinstance(layer.mlp, MoePlan) else layer.mlp.width
+    inputs = layer.attention.o.in_features + behind
     return tokens * (copies * plan.hidden_size + inputs) * width
 
 
 def _statistics(layer: LayerPlan) -> int:
-    """Either the Hessians of all groups, or of one that of plain and of followed tokens, and the gap."""
+    """The Hessians of all scaling groups, or of one group that of plain and followed tokens and the gap."""
     groups = layer.input_groups
     gaps = [group[0].in_features if len(group) > 1 else group[0].out_features for group in groups]
     sizes = [group[0].in_features for group in groups]
     one = max(2 * size * size + gap * size for size, gap in zip(sizes, gaps, strict=True))
-    return 4 * max(sum(size * size for size in sizes), one)
+    return 4 * max(sum(group.linears[0].in_features ** 2 for group in layer.scaling_groups), one)
 
 
 def _temporaries(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int) -> int:

@@ -71,7 +71,7 @@ class Maker:
         `earlier` is the same model to other schemes, whose first layers are used as far as they agree.
         """
         recipe, stages, tell = self.recipe, self.stages, self.progress
-        settings = quantize_settings(recipe.quantize, model.schemes)
+        settings = quantize_settings(recipe, model.schemes)
         with timed("quantize"):
             key = quantize_key(model.source.digest(), self.samples, settings, self.contract)
             quantized = quantize_model(model, self.samples, settings, stages, key, tell, earlier)

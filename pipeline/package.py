@@ -21,6 +21,7 @@ from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.checkpoint import CHECKPOINT
 from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.prove import Proof
+from gristmill.pipeline.quantize.coverage import ExpertCoverage
 from gristmill.pipeline.report.evidence import LayerErrors, write_evidence
 from gristmill.pipeline.report.mix import DataMix
 from gristmill.pipeline.search.widths import WidthChoice
@@ -54,6 +55,7 @@ class Built:
     checkpoints: Mapping[FormatName, Path]
     engines: Mapping[str, Path]
     layers: LayerErrors
+    coverage: ExpertCoverage | None
     widths: WidthChoice | None
     mix: DataMix
     proof: Proof
@@ -78,7 +80,7 @@ def package(recipe: Recipe, built: Built, store: Store, record: BuildRecord) -> 
             if proven.modes:
                 write_proofs(folder / GOLDEN_FOLDER / proofs_file(proven.engine.target), proven.modes)
         write_report(folder, built.proof.validation)
-        write_evidence(folder, built.layers, built.widths, built.mix, built.proof.outliers)
+        write_evidence(folder, built.layers, built.widths, built.mix, built.proof.outliers, built.coverage)
         manifest = _manifest(recipe, built, hashlib.sha256(recipe_bytes).hexdigest())
         return store.commit(folder, manifest, tag=recipe.tag, record=record)
 

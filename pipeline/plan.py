@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from gristmill.pipeline.search.stage import split_sequences
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.runtime.errors import InputError, OutsideError
 from gristmill.runtime.memory import free_memory
-from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan
+from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan, MoePlan
 
 __all__ = ["MemoryPlan", "gptq_work", "plan_memory", "require_memory"]
 
@@ -103,9 +104,9 @@ def _quantize(plan: ModelPlan, tokens: int, settings: QuantizeSettings) -> int:
     """The walk's states, blocks and statistics, and the largest block's work in float32."""
     if tokens == 0:
         return 3 * max(map(_block_weights, plan.layers), default=0) * _FLOAT
-    work = gptq_work if settings.method == "gptq" else _search_work
+    work = gptq_work if settings.method == "gptq" and not settings.folds_scales else _search_work
     follow = settings.follow_original
-    walk = walk_memory(plan, tokens, walk_compute(plan), follow_original=follow, group_work=work)
+    walk = walk_memory(plan, tokens, walk_compute(plan), follow_original=follow, layer_work=work)
     if settings.method == "signround":
         walk += max(_learning_work(plan, layer, min(tokens, BATCH_TOKENS)) for layer in plan.layers)
     return walk
@@ -124,25 +125,32 @@ def _search(plan: ModelPlan, samples: TokenSamples) -> int:
 
 
 def _block_weights(layer: LayerPlan) -> int:
-    return sum(linear.in_features * linear.out_features for linear in layer.linears)
+    return sum(map(math.prod, layer.tensor_shapes().values()))
 
 
-def gptq_work(group: tuple[LinearPlan, ...]) -> int:
-    """Matrices of float32 for one group.
+def gptq_work(layer: LayerPlan) -> int:
+    """Matrices of float32 for one group of linears.
 
     First two Hessians, the gap, a factor twice, and the weights four times while
     they are corrected; then one Hessian and two matrices of float64 while it is
     factorized; then Hessian, factor and the weights six times.
     """
-    square, weights = _group_size(group)
-    corrected = 4 * square + (square if len(group) > 1 else weights) + 4 * weights
-    return _FLOAT * max(corrected, 5 * square + weights, 2 * square + 6 * weights)
+
+    def work(group: tuple[LinearPlan, ...]) -> int:
+        square, weights = _group_size(group)
+        corrected = 4 * square + (square if len(group) > 1 else weights) + 4 * weights
+        return max(corrected, 5 * square + weights, 2 * square + 6 * weights)
+
+    return _FLOAT * max(map(work, layer.input_groups))
 
 
-def _search_work(group: tuple[LinearPlan, ...]) -> int:
-    """Float32 copies of one group's weights while they are searched and rounded, and of its Hessian."""
-    square, weights = _group_size(group)
-    return _FLOAT * (10 * weights + 8 * square)
+def _search_work(layer: LayerPlan) -> int:
+    """Float32 copies of one group's weights while they are searched and rounded, and of its Hessian.
+
+    A scale in front of experts is searched for all their gates and ups at once.
+    """
+    groups = [*layer.input_groups, *(group.linears for group in layer.scaling_groups)]
+    return _FLOAT * max(8 * square + 10 * weights for square, weights in map(_group_size, groups))
 
 
 def _group_size(group: tuple[LinearPlan, ...]) -> tuple[int, int]:
@@ -160,8 +168,16 @@ def _learning_work(plan: ModelPlan, layer: LayerPlan, tokens: int) -> int:
     """
     largest = max(linear.in_features * linear.out_features for linear in layer.linears)
     weights = (6 * _FLOAT + 3) * _block_weights(layer) + 6 * _FLOAT * largest
-    widths = 12 * plan.hidden_size + 3 * sum(linear.out_features for linear in layer.linears)
-    return weights + 2 * tokens * widths * _FLOAT
+    attention = layer.attention
+    projected = sum(part.out_features for part in (attention.q, attention.k, attention.v, attention.o))
+    widths = 12 * plan.hidden_size + 3 * (projected + 2 * layer.mlp.width + _outputs(plan, layer))
+    hessians = sum(group[0].in_features ** 2 for group in layer.input_groups)
+    return weights + 2 * tokens * widths * _FLOAT + hessians * _FLOAT
+
+
+def _outputs(plan: ModelPlan, layer: LayerPlan) -> int:
+    """What down projections give for one token: one of them, or those of all its experts."""
+    return plan.hidden_size * (layer.mlp.top_k + 1 if isinstance(layer.mlp, MoePlan) else 1)
 
 
 def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int, *, streamed: bool) -> int:

@@ -58,7 +58,7 @@ def build(
             require_possible(model, wanted, recipe.checkpoint)
         with clock.stage("calibrate"):
             samples, held_out = _read_data(recipe, model, digest, stages, tell)
-        settings = quantize_settings(recipe.quantize, model.schemes)
+        settings = quantize_settings(recipe, model.schemes)
         memory = plan_memory(
             model,
             settings,
@@ -96,6 +96,7 @@ def build(
                 paths,
                 compiled,
                 layers,
+                made.quantized.coverage,
                 widths,
                 mix,
                 made.proof,

@@ -67,6 +67,11 @@ class CalibrationSettings(BaseModel):
     max_tokens: int = Field(default=512, ge=2, description="tokens of a sequence")
     seed: int = Field(default=0, ge=0, description="order of the prompts")
     pack: bool = Field(default=True, description="fill each sequence with several prompts")
+    min_expert_tokens: int = Field(
+        default=256,
+        ge=0,
+        description="experts of a mixture that see fewer are calibrated with all tokens of their layer",
+    )
 
     @field_validator("prompts")
     @classmethod

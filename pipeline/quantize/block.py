@@ -11,12 +11,14 @@ from typing import Protocol, get_args
 import torch
 
 from gristmill.calibration.drift import GroupStatistics
+from gristmill.calibration.mixture import MIN_EXPERT_TOKENS
 from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.streams import run_block
 from gristmill.pipeline.prepare.fold import fold_scales, shared_scales
 from gristmill.pipeline.quantize.awq import AwqSettings, quantize_awq, search_scales
 from gristmill.pipeline.quantize.correct import corrected_weight
+from gristmill.pipeline.quantize.coverage import expert_name, uncovered
 from gristmill.pipeline.quantize.gptq import GptqSettings, factorize_hessian, quantize_gptq
 from gristmill.pipeline.quantize.grids import dequantized
 from gristmill.pipeline.quantize.hqq import quantize_hqq
@@ -67,6 +69,7 @@ class QuantizeSettings:
     input_percentile    of an input's values, by size, that a static scale keeps in range
     correct_drift       aim at the original model's outputs, where the walk follows them
     correction_damping  ridge of that correction, as a part of the Hessian's mean diagonal
+    min_expert_tokens   experts that get fewer tokens are calibrated with all of their layer
     """
 
     method: Method
@@ -79,6 +82,7 @@ class QuantizeSettings:
     input_percentile: float = 100.0
     correct_drift: bool = True
     correction_damping: float = 0.5
+    min_expert_tokens: int = MIN_EXPERT_TOKENS
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -122,12 +126,14 @@ class BlockResult:
                rounding as a part of the output; E is the distance to the weight
                that was rounded, or, where all linears learn together, to the
                original's
+    routed     calibration tokens that the router sent to each expert, by the expert's name
     notes      what a user should know, such as raised damping
     """
 
     quantized: dict[str, QuantizedTensor]
     dense: dict[str, torch.Tensor]
     errors: dict[str, float]
+    routed: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -152,6 +158,8 @@ def quantize_block(
         if not any(settings.schemes.get(linear.name) for linear in layer.linears):
             break
         known = None if statistics is None else statistics.group(index, current)
+        if known is not None and known.routed is not None:
+            result.routed[expert_name(group[0])] = known.routed
         targets = list(_targets(group, current, known, settings))
         inputs = None if known is None else known.inputs
         del known  # its drift is done with: for wide inputs that is much memory
@@ -167,7 +175,8 @@ def quantize_block(
     codes = {linear.weight for linear in layer.linears if linear.name in result.quantized}
     dense = {name: current[name] for name in weights if current[name] is not weights[name]}
     dense = {name: tensor for name, tensor in dense.items() if name not in codes}
-    return BlockResult(result.quantized, dense, result.errors, tuple(notes))
+    notes += uncovered(layer.index, result.routed, settings.min_expert_tokens)
+    return BlockResult(result.quantized, dense, result.errors, result.routed, tuple(notes))
 
 
 def served_weights(weights: Weights, result: BlockResult) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from gristmill.pipeline.quantize.block import (
     quantize_block,
     served_weights,
 )
+from gristmill.pipeline.quantize.coverage import ExpertCoverage
 from gristmill.pipeline.quantize.layer_file import LazyTensors, layer_path, read_layer, write_layer
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.runtime.errors import IntegrityError
@@ -52,6 +53,7 @@ class QuantizedModel:
     """All finished layers: codes read on demand, changed plain tensors, and what each linear lost.
 
     `folder` holds the layers' files, `schemes` is what they were quantized to.
+    `coverage` is None for a model without experts, and where nothing was calibrated.
     """
 
     folder: Path
@@ -59,6 +61,7 @@ class QuantizedModel:
     tensors: LazyTensors
     dense: Mapping[str, Tensor]
     errors: Mapping[str, float]
+    coverage: ExpertCoverage | None
     notes: tuple[str, ...]
 
 
@@ -127,6 +130,7 @@ def _results(
         follow_original=settings.follow_original,
         schemes=settings.schemes,
         keep_rows=settings.keep_rows,
+        min_expert_tokens=settings.min_expert_tokens,
     )
     for layer in model.plan.layers:
         weights = load_block(model.source, layer, walk.dtype)
@@ -175,6 +179,7 @@ def _collect(model: BuildModel, settings: QuantizeSettings, folder: Path) -> Qua
     dense: dict[str, Tensor] = {}
     dtype: torch.dtype = getattr(torch, model.plan.dtype)
     errors: dict[str, float] = {}
+    routed: dict[str, int] = {}
     notes: list[str] = []
     for layer in model.plan.layers:
         path = layer_path(folder, layer.index)
@@ -182,5 +187,7 @@ def _collect(model: BuildModel, settings: QuantizeSettings, folder: Path) -> Qua
         files |= dict.fromkeys(result.quantized, path)
         dense |= {name: to_numpy(tensor.to(dtype)) for name, tensor in result.dense.items()}
         errors |= result.errors
+        routed |= result.routed
         notes += result.notes
-    return QuantizedModel(folder, settings.schemes, LazyTensors(files), dense, errors, tuple(notes))
+    coverage = ExpertCoverage(settings.min_expert_tokens, routed) if routed else None
+    return QuantizedModel(folder, settings.schemes, LazyTensors(files), dense, errors, coverage, tuple(notes))

@@ -3,6 +3,7 @@
 report/layers.json                what each quantized linear lost
 report/widths.json                how much each unit of linears loses at each width, where widths were chosen
 report/data.json                  what calibration and validation read
+report/experts.json               how many calibration tokens each expert saw, of a mixture
 report/outliers.json              outlier channels of the original, behind each layer
 report/validation-<engine>.json   every data set by itself, and the worst passages
 """
@@ -21,6 +22,7 @@ from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.manifest import KlDivergence, Perplexity
 from gristmill.artifacts.reading import read_bounded
 from gristmill.artifacts.strict_json import parse_canonical, to_canonical
+from gristmill.pipeline.quantize.coverage import ExpertCoverage
 from gristmill.pipeline.report.mix import DataMix
 from gristmill.pipeline.search.widths import WidthChoice
 from gristmill.pipeline.validate.outliers import LayerOutliers
@@ -32,6 +34,7 @@ __all__ = [
     "DataSet",
     "LayerErrors",
     "Measured",
+    "read_coverage",
     "read_data_mix",
     "read_layer_errors",
     "read_measured",
@@ -45,6 +48,7 @@ _LAYERS_FILE = "layers.json"
 _WIDTHS_FILE = "widths.json"
 _DATA_FILE = "data.json"
 _OUTLIERS_FILE = "outliers.json"
+_EXPERTS_FILE = "experts.json"
 _MAX_BYTES = 64 << 20
 T = TypeVar("T")
 
@@ -93,6 +97,7 @@ _OUTLIERS = TypeAdapter(_Outliers)
 _LAYER_ERRORS = TypeAdapter(LayerErrors)
 _WIDTHS = TypeAdapter(WidthChoice)
 _DATA_MIX = TypeAdapter(DataMix)
+_COVERAGE = TypeAdapter(ExpertCoverage)
 _MEASURED = TypeAdapter(Measured)
 
 
@@ -102,8 +107,9 @@ def write_evidence(
     widths: WidthChoice | None,
     mix: DataMix,
     outliers: tuple[LayerOutliers, ...],
+    coverage: ExpertCoverage | None = None,
 ) -> None:
-    """Write all into the artifact at `folder`. Raises StorageError."""
+    """Write all into the artifact at `folder`; `coverage` is that of a mixture. Raises StorageError."""
     report = folder / _REPORT_FOLDER
     make_folder(report)
     write_atomic(report / _LAYERS_FILE, to_canonical(_LAYER_ERRORS, layers, _LAYERS_FILE))
@@ -112,6 +118,8 @@ def write_evidence(
     write_atomic(report / _DATA_FILE, to_canonical(_DATA_MIX, mix, _DATA_FILE))
     found = to_canonical(_OUTLIERS, _Outliers(outliers), _OUTLIERS_FILE)
     write_atomic(report / _OUTLIERS_FILE, found)
+    if coverage is not None:
+        write_atomic(report / _EXPERTS_FILE, to_canonical(_COVERAGE, coverage, _EXPERTS_FILE))
 
 
 def read_layer_errors(artifact: Artifact) -> LayerErrors | None:
@@ -127,6 +135,11 @@ def read_widths(artifact: Artifact) -> WidthChoice | None:
 def read_data_mix(artifact: Artifact) -> DataMix | None:
     """What was read; None for an artifact that does not say. Raises ArtifactError, StorageError."""
     return _read(artifact, _DATA_FILE, partial(parse_canonical, _DATA_MIX))
+
+
+def read_coverage(artifact: Artifact) -> ExpertCoverage | None:
+    """What each expert saw; None for a model without experts. Raises ArtifactError, StorageError."""
+    return _read(artifact, _EXPERTS_FILE, partial(parse_canonical, _COVERAGE))
 
 
 def read_outliers(artifact: Artifact) -> tuple[LayerOutliers, ...]:

@@ -61,7 +61,7 @@ def repair(maker: Maker, made: Made) -> tuple[Made, WidthChoice]:
 
 def _measure(maker: Maker, model: BuildModel, widths: Sequence[int]) -> Sensitivity:
     assert maker.samples is not None  # the recipe's rules
-    settings = quantize_settings(maker.recipe.quantize, model.schemes)
+    settings = quantize_settings(maker.recipe, model.schemes)
     return measure_sensitivity(
         model,
         model.source.digest(),

@@ -296,7 +296,7 @@ def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) ->
 
 def _quantize(recipe: Recipe, model: BuildModel, tokens: Tokens, folder: Path) -> QuantizedModel:
     samples = None if recipe.calibration is None else tokens.calibration
-    settings = quantize_settings(recipe.quantize, model.schemes)
+    settings = quantize_settings(recipe, model.schemes)
     key = quantize_key("bench", samples, settings, determinism_contract(build_threads()))
     return quantize_model(model, samples, settings, StageCache(folder), key, SilentProgress())
 

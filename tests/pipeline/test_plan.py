@@ -45,7 +45,7 @@ def test_a_build_stays_within_what_was_planned(tmp_path: Path, tiny_llama: Path)
     )
     loaded = load_recipe(recipe)
     model = open_model(loaded)
-    planned = plan_memory(model, quantize_settings(loaded.quantize, model.schemes), None, ())
+    planned = plan_memory(model, quantize_settings(loaded, model.schemes), None, ())
     command = [sys.executable, "-c", BUILD, str(recipe), str(tmp_path / "store")]
     measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert measured <= planned.total
@@ -96,7 +96,7 @@ quantize(128)  # libraries take what they keep
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
 notes = quantize(1024)
-stated = walk_memory(plan, 1024, "bfloat16", group_work=gptq_work)
+stated = walk_memory(plan, 1024, "bfloat16", layer_work=gptq_work)
 print(json.dumps({"used": status("VmHWM") - before, "stated": stated, "notes": notes}))
 """
 

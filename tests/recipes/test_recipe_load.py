@@ -78,7 +78,7 @@ ONE_FAULT = {
         "  samples: 16",
         "  sampels: 16",
         "recipe.yaml:7: calibration.sampels; found an unknown key; "
-        "expected one of prompts, samples, max_tokens, seed, pack; did you mean samples?",
+        "expected one of prompts, samples, max_tokens, seed, pack, min_expert_tokens; did you mean samples?",
     ),
     "a number written as text": (
         "group_size: 64",

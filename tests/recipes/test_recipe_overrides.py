@@ -68,7 +68,8 @@ def test_a_value_may_hold_an_equals_sign(load: Load) -> None:
         (
             "calibration.sampels=8",
             "--set calibration.sampels=8: calibration.sampels; found an unknown key; "
-            "expected one of prompts, samples, max_tokens, seed, pack; did you mean samples?",
+            "expected one of prompts, samples, max_tokens, seed, pack, min_expert_tokens; "
+            "did you mean samples?",
         ),
         (
             "validte.gates.kl_mean='< 1'",

@@ -44,6 +44,6 @@ def open_tiny(tmp_path: Path, tiny_llama: Path) -> OpenTiny:
         )
         recipe = parse_recipe(text, "tiny.yaml", tmp_path)
         model = open_model(recipe)
-        return Tiny(recipe, model, samples, quantize_settings(recipe.quantize, model.schemes))
+        return Tiny(recipe, model, samples, quantize_settings(recipe, model.schemes))
 
     return opened
