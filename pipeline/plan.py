@@ -52,10 +52,10 @@ class MemoryPlan:
     def line(self) -> str:
         """The plan in one line."""
         search = f"search {self.search / 1e9:.2f}, " if self.search else ""
+        streamed = " streamed" if self.streamed else ""
         return (
             f"memory: {self.total / 1e9:.2f} GB planned ({search}quantize {self.quantize / 1e9:.2f}, "
-            f"validate {self.validate / 1e9:.2f}, process {_PROCESS / 1e9:.2f})"
-            + (", weights read again for each step of validation" if self.streamed else "")
+            f"validate {self.validate / 1e9:.2f}{streamed}, process {_PROCESS / 1e9:.2f})"
         )
 
 
