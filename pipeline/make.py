@@ -12,6 +12,7 @@ from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.checkpoint import WrittenCheckpoint, write_verified
 from gristmill.pipeline.compile.stage import CompiledEngine, compile_engine
 from gristmill.pipeline.golden_prompts import golden_prompts
+from gristmill.pipeline.kv_calibration import calibrate_kv
 from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.progress import Progress
 from gristmill.pipeline.prove import Proof, prove
@@ -24,6 +25,7 @@ from gristmill.pipeline.validate.original import OriginalLogits
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.executors.load import best_engine
 from gristmill.runtime.formats.select import FormatName
+from gristmill.runtime.kv_scales import KVScales
 
 __all__ = ["Made", "Maker", "Timed"]
 
@@ -76,7 +78,8 @@ class Maker:
             key = quantize_key(model.source.digest(), self.samples, settings, self.contract)
             quantized = quantize_model(model, self.samples, settings, stages, key, tell, earlier)
         with timed("checkpoint"):
-            checkpoints = self._write_checkpoints(model, quantized, key)
+            kv_scales = self._kv_scales(model, quantized, key)
+            checkpoints = self._write_checkpoints(model, quantized, kv_scales, key)
         own = checkpoints[recipe.checkpoint]
         with timed("compile"):
             engines = [compile_engine(target, own, stages, tell) for target in recipe.engines]
@@ -91,17 +94,39 @@ class Maker:
                 {"model": self.original.source.digest(), "contract": asdict(self.contract)},
                 stages,
                 tell,
+                kv_cache=recipe.kv_cache.dtype,
                 streamed=self.streamed,
             )
         served = best_engine([proven.engine.target for proven in proof.engines])
         gates = self._gates(proof, served)
         return Made(model, quantized, checkpoints, engines, proof, served, gates)
 
+    def _kv_scales(self, model: BuildModel, quantized: QuantizedModel, key: str) -> KVScales:
+        """The scales of an FP8 cache; nothing for formats that store none."""
+        share = self.recipe.kv_cache.scales
+        if share is None:
+            return ()
+        assert self.samples is not None, "the recipe has a calibration block"
+        if share == "head":
+            self.progress.note(
+                "kv_cache: engines that hold one scale a tensor refuse a checkpoint with one a head"
+            )
+        return calibrate_kv(
+            model,
+            quantized,
+            self.samples,
+            share,
+            quantize_key=key,
+            stages=self.stages,
+            progress=self.progress,
+        )
+
     def _write_checkpoints(
-        self, model: BuildModel, quantized: QuantizedModel, key: str
+        self, model: BuildModel, quantized: QuantizedModel, kv_scales: KVScales, key: str
     ) -> dict[FormatName, WrittenCheckpoint]:
         """The recipe's own checkpoint and its exports, by format."""
-        write = partial(write_verified, model.source, quantized.tensors, quantized.dense, stages=self.stages)
+        content = (model.source, quantized.tensors, quantized.dense)
+        write = partial(write_verified, *content, kv_scales=kv_scales, stages=self.stages)
         formats = (self.recipe.checkpoint, *self.recipe.exports)
         return {name: write(format=name, quantize_key=key) for name in formats}
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 
 from gristmill.recipes.gates import Gate
+from gristmill.recipes.kv_cache import KVCacheSettings
 from gristmill.recipes.quantize import QuantizeSettings
 from gristmill.recipes.refusals import refusal
 from gristmill.recipes.rules import GateField, InputFile, infer_kind, require_digest
@@ -22,6 +23,7 @@ from gristmill.runtime.prompt_kind import PromptKind
 __all__ = [
     "CalibrationSettings",
     "GoldenSettings",
+    "KVCacheSettings",
     "PromptSet",
     "QuantizeSettings",
     "Recipe",
@@ -185,6 +187,9 @@ class Recipe(BaseModel):
         default=None, description="needed by all methods but rtn, and by static activations"
     )
     quantize: QuantizeSettings = Field(description="how weights are stored and rounded")
+    kv_cache: KVCacheSettings = Field(
+        default_factory=KVCacheSettings, validate_default=True, description="how keys and values are stored"
+    )
     validation: ValidationSettings | None = Field(
         default=None, alias="validate", description="proof of the result"
     )
@@ -239,6 +244,13 @@ class Recipe(BaseModel):
             )
         return quantize
 
+    @field_validator("kv_cache")
+    @classmethod
+    def _prompts_for_scales(cls, kv_cache: KVCacheSettings, info: ValidationInfo) -> KVCacheSettings:
+        if kv_cache.scales is not None and "calibration" in info.data and info.data["calibration"] is None:
+            raise refusal("a calibration block, or another dtype", found="fp8 scales without calibration")
+        return kv_cache
+
     @field_validator("validation")
     @classmethod
     def _widths_to_repair(
@@ -292,6 +304,9 @@ def _require_exportable(target: str, info: ValidationInfo) -> None:
         )
     if target != "awq":
         return
+    kv_cache = info.data.get("kv_cache")
+    if kv_cache is not None and kv_cache.scales is not None:
+        raise refusal("compressed-tensors", found="awq, which has no place for the scales of an fp8 cache")
     validation = info.data.get("validation")
     if quantize.search is not None or (validation is not None and validation.auto_repair):
         chooser = "a search" if quantize.search is not None else "auto_repair"

@@ -14,7 +14,9 @@ import numpy as np
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.errors import ModelError
 from gristmill.runtime.formats.base import WeightFormat
+from gristmill.runtime.formats.kv_scales import parse_kv_cache_scheme, read_kv_scales
 from gristmill.runtime.formats.select import format_of
+from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 from gristmill.runtime.safetensors_files import DTYPES, SafetensorsFolder
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
@@ -31,12 +33,14 @@ class Checkpoint:
     """A folder whose every tensor was checked against the plan when it was opened; data is read on demand.
 
     `schemes` holds the packed linears; all others are plain floating point.
+    `kv_scales` are those of an FP8 cache, empty where the checkpoint has none.
     """
 
     folder: Path
     config: Mapping[str, Any]
     plan: ModelPlan
     schemes: Mapping[str, QuantScheme]
+    kv_scales: KVScales
     _format: WeightFormat | None
     _files: SafetensorsFolder
 
@@ -79,7 +83,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             name: weight_format.stored_scheme(name, scheme, files.dtype) for name, scheme in parsed.items()
         }
     _check_tensors(files, plan, weight_format, schemes)
-    return Checkpoint(folder, config, plan, MappingProxyType(schemes), weight_format, files)
+    share = None if quantization is None else parse_kv_cache_scheme(quantization.get("kv_cache_scheme"))
+    kv_scales = read_kv_scales(plan, share, files.names(), files.load)
+    return Checkpoint(folder, config, plan, MappingProxyType(schemes), kv_scales, weight_format, files)
 
 
 def _all_linears(plan: ModelPlan) -> tuple[LinearPlan, ...]:

@@ -47,7 +47,7 @@ def load_engine(
     tell = report or (lambda line: None)
     phases = _Phases()
     opened = open_engine(folder)
-    settings, options = opened.modes.choose(settings)
+    settings, options = opened.modes.choose(settings, folder.kv_cache)
     memory = plan_memory(opened.plan, opened.weight_bytes(options.compute), settings, free or free_memory())
     for line in memory.lines():
         tell(line)

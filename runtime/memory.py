@@ -25,7 +25,14 @@ __all__ = [
     "plan_memory",
 ]
 
-_BITS: dict[KVDtype, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
+_BITS: dict[KVDtype, int] = {
+    "float32": 32,
+    "bfloat16": 16,
+    "float16": 16,
+    "fp8": 8,
+    "int8": 8,
+    "int4": 6,  # keys have eight
+}
 _SCALED = ("int8", "int4")
 _SCALE_BYTES = 8  # float32, and as much again for what an engine pads
 _MIB = 1 << 20

@@ -111,7 +111,9 @@ def _write(writer: _Writer, checkpoint: Checkpoint, path: Path, on_progress: OnP
     head = _write_head(writer, checkpoint)
     size = writer.end + -writer.end % _PAGE
     writer.file.truncate(size)
-    engine = EngineFile(path, size, "", plan, tuple(layers), embedding, final_norm, head)
+    engine = EngineFile(
+        path, size, "", plan, tuple(layers), embedding, final_norm, head, checkpoint.kv_scales
+    )
     writer.file.seek(0)
     writer.file.write(header_bytes(engine))
     return engine

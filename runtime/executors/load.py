@@ -7,10 +7,11 @@ import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import get_args
 
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import UnsupportedError
-from gristmill.runtime.executors.base import Executor, KVCacheConfig
+from gristmill.runtime.executors.base import Executor, KVCacheConfig, KVDtype
 from gristmill.runtime.executors.native.engine_file import read_engine_file
 from gristmill.runtime.executors.native.modes import NATIVE_MODES
 from gristmill.runtime.model_plan import ModelPlan
@@ -89,9 +90,9 @@ def _open_reference(folder: EngineFolder) -> OpenedEngine:
             raise UnsupportedError(
                 "the reference engine needs torch", hint='install it with: pip install "gristmill[build]"'
             ) from error
-        return ReferenceExecutor(checkpoint, cache, options.compute, streamed=options.streamed)
+        return ReferenceExecutor(checkpoint, cache, options.compute, streamed=folder.streamed)
 
-    modes = EngineModes("reference", ("bfloat16", "float32"), ("float32", "bfloat16", "float16"))
+    modes = EngineModes("reference", ("bfloat16", "float32"), get_args(KVDtype))
     return OpenedEngine(checkpoint.plan, modes, weight_bytes, load)
 
 

@@ -8,7 +8,7 @@ transformers. Prints one table and writes build/bench/quality.json.
     --quick      two rows on fewer tokens, within a minute; no independent measure
     --off-grid   the same model with noise of half a step of the 4-bit grid that
                  its weights came from; the peers' numbers are not of this model
-    --only NAME  rows whose name contains NAME
+    --only NAME  rows whose name contains NAME; those of the cache of keys and values begin with KV
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from gristmill.runtime.executors.reference.weights import load_weights
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.sources.base import ModelSource, Tensor
 from tests.benchmarks.demo_model import BUILD, MODEL, ROOT, write_original
+from tests.benchmarks.quality_kv import CACHES, measure_caches
 from tests.benchmarks.table import result_row, table_line, write_rows
 
 TOOLS = Path(os.environ.get("GRISTMILL_QUALITY_TOOLS", ROOT.parent / "shared" / "tools" / "quality"))
@@ -176,6 +177,12 @@ def main() -> None:
     tokens = _tokens(folder, reference, quick=options.quick)
     rows = [row for row in ROWS if not options.quick or row.name in QUICK_ROWS]
     rows = [row for row in rows if options.only in row.name]
+    caches = [cache for cache in CACHES if options.only in cache.name and not options.quick]
+    if caches:
+        data = [tokens.wiki, tokens.chat]
+        write_rows(BUILD / "quality_kv.json", measure_caches(caches, reference, tokens.calibration, data))
+    if not rows:
+        return
     if not options.quick:
         _make_independent_reference(reference)
     print(f"{MODEL}{' off its grid' if options.off_grid else ''}, group 64, {build_threads()} threads,")

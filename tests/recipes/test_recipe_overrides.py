@@ -74,7 +74,8 @@ def test_a_value_may_hold_an_equals_sign(load: Load) -> None:
         (
             "validte.gates.kl_mean='< 1'",
             "--set validte.gates.kl_mean='< 1': validte; found an unknown key; expected one of name, tag, "
-            "model, calibration, quantize, validate, checkpoint, compile, golden; did you mean validate?",
+            "model, calibration, quantize, kv_cache, validate, checkpoint, compile, golden; "
+            "did you mean validate?",
         ),
         (
             "calibration.samples='8'",

@@ -12,6 +12,7 @@ from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.executors.base import KVCacheConfig
 from gristmill.runtime.executors.load import open_engine
 from gristmill.runtime.executors.reference.executor import ReferenceExecutor
+from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.llm import LLM, load_engine
 from gristmill.runtime.memory import kv_bytes_per_token
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
@@ -39,7 +40,7 @@ def engine_model(folder: EngineFolder, asked: EngineSettings | None = None) -> E
         _DEFAULTS, compute=asked.compute, kv_cache_dtype=asked.kv_cache_dtype, threads=asked.threads
     )
     opened = open_engine(folder)
-    settings = _sized(opened.plan, opened.modes.choose(formats)[0])
+    settings = _sized(opened.plan, opened.modes.choose(formats, folder.kv_cache)[0])
     return EngineModel(LLM(load_engine(folder, settings)), folder.name, {"weights": folder.digest})
 
 
@@ -68,6 +69,10 @@ class _PlainWeights:
     @property
     def schemes(self) -> Mapping[str, QuantScheme]:
         return {}
+
+    @property
+    def kv_scales(self) -> KVScales:
+        return ()
 
     def weight(self, linear: LinearPlan) -> Tensor:
         return self.source.load(linear.weight)

@@ -10,6 +10,7 @@ import torch
 from gristmill.runtime.errors import ModelError
 from gristmill.runtime.executors.reference.activations import require_supported
 from gristmill.runtime.executors.reference.blocks import to_torch
+from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
@@ -28,6 +29,10 @@ class WeightSource(Protocol):
     @property
     def schemes(self) -> Mapping[str, QuantScheme]:
         """The schemes of quantized linears by name."""
+
+    @property
+    def kv_scales(self) -> KVScales:
+        """Those of an FP8 cache; empty where none were calibrated."""
 
     def weight(self, linear: LinearPlan) -> QuantizedTensor | Tensor:
         """A linear's weight [out, in]."""

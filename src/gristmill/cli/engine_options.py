@@ -46,7 +46,9 @@ ComputeOption = Annotated[
 KVCacheOption = Annotated[
     str,
     typer.Option(
-        "--kv-cache-dtype", metavar="TYPE", help="auto, bfloat16, float16, float32, fp8, int8 or int4."
+        "--kv-cache-dtype",
+        metavar="TYPE",
+        help="auto (the recipe's), bfloat16, float16, float32, fp8, int8 or int4.",
     ),
 ]
 ThreadsOption = Annotated[

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from gristmill.runtime.architectures import plan_model
+from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
@@ -120,6 +121,7 @@ class InMemoryWeights:
     plan: ModelPlan
     tensors: Mapping[str, Tensor]
     quantized: Mapping[str, QuantizedTensor] = field(default_factory=dict)
+    kv_scales: KVScales = ()
 
     @property
     def schemes(self) -> Mapping[str, QuantScheme]:

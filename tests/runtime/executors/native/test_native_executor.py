@@ -39,7 +39,7 @@ TOKENS = 60
 # Float32 models round only the head's input. A wrong mask, angle or scale costs far more than this.
 HEAD_INPUT_LIMIT = 0.0025
 LIMITS = {"bfloat16": 0.015, "int8": 0.05}
-# Key and value types against float32 ones; fp8 keeps 3 bits after the point, int4 15 steps a token.
+# Key and value types against float32 ones; fp8 keeps 3 bits after the point, int4 15 steps a value.
 KV_LIMITS = {"float32": 0.0, "bfloat16": 0.015, "float16": 0.005, "fp8": 0.15, "int8": 0.03, "int4": 0.35}
 
 
