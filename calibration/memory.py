@@ -67,6 +67,7 @@ def _statistics(layer: LayerPlan) -> int:
     gaps = [group[0].in_features if len(group) > 1 else group[0].out_features for group in groups]
     sizes = [group[0].in_features for group in groups]
     one = max(2 * size * size + gap * size for size, gap in zip(sizes, gaps, strict=True))
+    one *= 2 if isinstance(layer.mlp, MoePlan) else 1  # an expert's own, and those of all tokens
     return 4 * max(sum(group.linears[0].in_features ** 2 for group in layer.scaling_groups), one)
 
 
