@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast, get_args
+
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.golden import PROMPTS_FILE, read_golden
 from gristmill.artifacts.manifest import Engine
@@ -9,8 +11,9 @@ from gristmill.artifacts.proofs import proofs_file, read_proofs
 from gristmill.artifacts.verify import require_contents, require_verified
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import ArtifactError
+from gristmill.runtime.executors.base import KVDtype
 
-__all__ = ["ENGINES_FOLDER", "GOLDEN_FOLDER", "REFERENCE", "engine_targets", "open_engine"]
+__all__ = ["ENGINES_FOLDER", "GOLDEN_FOLDER", "REFERENCE", "engine_targets", "open_engine", "own_kv_cache"]
 
 REFERENCE = "reference"
 GOLDEN_FOLDER = "golden"
@@ -48,7 +51,19 @@ def open_engine(artifact: Artifact, target: str = REFERENCE, *, full: bool = Fal
         digest=artifact.digest,
         golden=read_golden(artifact.folder / GOLDEN_FOLDER) if has_golden else (),
         tolerances=_tolerances(artifact, engines[target]),
+        kv_cache=own_kv_cache(engines[target].kv_cache),
     )
+
+
+def own_kv_cache(recorded: str) -> KVDtype | None:
+    """The format of keys and values that an engine was made for; None for bfloat16, which none chose.
+
+    Raises ArtifactError for a format that is not known here.
+    """
+    for dtype in get_args(KVDtype):
+        if dtype == recorded:
+            return None if dtype == "bfloat16" else cast(KVDtype, dtype)
+    raise ArtifactError("format of keys and values", found=recorded, expected=" or ".join(get_args(KVDtype)))
 
 
 def engine_targets(artifact: Artifact) -> tuple[str, ...]:

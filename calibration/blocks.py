@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from gristmill.calibration.observers import require_finite
@@ -21,7 +19,7 @@ def load_block(source: ModelSource, layer: LayerPlan, dtype: torch.dtype) -> dic
     Raises ModelError, naming the tensor, if one is missing, has the wrong
     shape, or holds a NaN or an infinity.
     """
-    return {name: load_tensor(source, name, shape, dtype) for name, shape in _shapes(layer)}
+    return {name: load_tensor(source, name, shape, dtype) for name, shape in layer.tensor_shapes().items()}
 
 
 def load_tensor(source: ModelSource, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -32,12 +30,3 @@ def load_tensor(source: ModelSource, name: str, shape: tuple[int, ...], dtype: t
     tensor = to_torch(array).to(dtype)
     require_finite(tensor, f"tensor {name} of {source.name}")
     return tensor
-
-
-def _shapes(layer: LayerPlan) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for linear in layer.linears:
-        yield linear.weight, (linear.out_features, linear.in_features)
-        if linear.bias:
-            yield f"{linear.name}.bias", (linear.out_features,)
-    norms = (layer.input_norm, layer.mlp_norm, layer.attention.q_norm, layer.attention.k_norm)
-    yield from ((f"{norm.name}.weight", (norm.size,)) for norm in norms if norm is not None)

@@ -40,7 +40,12 @@ class Drift:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupStatistics:
-    """What is known about one of `layer.input_groups`; `drift` is None if no original is followed."""
+    """What is known about one of `layer.input_groups`.
+
+    drift   None if no original is followed
+    routed  tokens that the router sent to the expert whose linears these are; None for those that read all
+    """
 
     inputs: InputStatistics
     drift: Drift | None = None
+    routed: int | None = None

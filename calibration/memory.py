@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from gristmill.calibration.batches import BATCH_TOKENS
-from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+from gristmill.runtime.model_plan import LayerPlan, ModelPlan, MoePlan
 
 __all__ = ["walk_memory"]
 
@@ -41,24 +42,26 @@ def walk_memory(
 
 
 def _parameters(layer: LayerPlan) -> int:
-    return sum(linear.in_features * linear.out_features for linear in layer.linears)
+    return sum(map(math.prod, layer.tensor_shapes().values()))
 
 
 def _states(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int, follow_original: bool) -> int:
-    """Hidden states before, in the middle of and behind the block; inputs of o and down.
+    """Hidden states before, in the middle of and behind the block; inputs of o and down, or of the experts.
 
     The original's, before and in the middle, are counted as if every sequence were followed.
     """
     copies = 5 if follow_original else 3
-    inputs = layer.attention.o.in_features + layer.mlp.down.in_features
+    behind = plan.hidden_size if isinstance(layer.mlp, MoePlan) else layer.mlp.width
+    inputs = layer.attention.o.in_features + behind
     return tokens * (copies * plan.hidden_size + inputs) * width
 
 
 def _statistics(layer: LayerPlan) -> int:
-    """Either the Hessians of all groups, or three matrices (plain, followed, gap) and a sum of one."""
-    sizes = [group[0].in_features for group in layer.input_groups]
+    """Either the Hessians of all scaling groups, or three of one group (plain, followed, gap) and a sum."""
+    sizes = [group.linears[0].in_features for group in layer.scaling_groups]
+    held = 12 if isinstance(layer.mlp, MoePlan) else 6  # an expert's own, and those of all tokens
     all_groups = sum(2 * size * size for size in sizes) + 2 * max(sizes) ** 2
-    return 4 * max(all_groups, 6 * max(sizes) ** 2)
+    return 4 * max(all_groups, held * max(sizes) ** 2)
 
 
 def _temporaries(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int) -> int:

@@ -12,8 +12,11 @@ import torch
 from gristmill.calibration.products import average_lower_products, average_products
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.runtime.errors import InternalError, ModelError
+from gristmill.runtime.model_plan import LinearPlan
 
-__all__ = ["InputObserver", "require_finite"]
+__all__ = ["InputObserver", "group_name", "group_names", "require_finite"]
+
+_NAMED = 3
 
 
 class InputObserver:
@@ -94,6 +97,17 @@ class _Moments:
         whole = self._lower.tril()
         whole += whole.tril(-1).T
         return whole
+
+
+def group_names(group: tuple[LinearPlan, ...]) -> tuple[str, ...]:
+    """The names of a group's linears, the group's key in every mapping."""
+    return tuple(linear.name for linear in group)
+
+
+def group_name(group: tuple[LinearPlan, ...]) -> str:
+    """A group's linears in one phrase, for messages: of many the first and the last."""
+    names = group_names(group)
+    return ", ".join(names) if len(names) <= _NAMED else f"{names[0]} to {names[-1]}"
 
 
 def require_finite(values: torch.Tensor, what: str) -> None:

@@ -14,18 +14,15 @@ from dataclasses import replace
 import torch
 
 from gristmill.calibration.drift import Drift, GroupStatistics
-from gristmill.calibration.observers import InputObserver
+from gristmill.calibration.mixture import ExpertInputs, NormedRows
+from gristmill.calibration.observers import InputObserver, group_name
 from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
-from gristmill.calibration.streams import Streams, group_name, run_block
-from gristmill.runtime.executors.reference.blocks import (
-    Schemes,
-    Weights,
-    causal_attention,
-    linear,
-    rms_norm,
-)
-from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, LinearPlan, NormPlan
+from gristmill.calibration.streams import Streams, run_block
+from gristmill.runtime.executors.reference.blocks import causal_attention, rms_norm
+from gristmill.runtime.executors.reference.linears import Schemes, Weights, linear
+from gristmill.runtime.executors.reference.mlp import mlp_output
+from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, LinearPlan, MoePlan, NormPlan
 
 __all__ = ["BlockStep"]
 
@@ -35,8 +32,8 @@ _QKV, _O, _GATE_UP, _DOWN = range(4)
 class BlockStep:
     """A walk's stay at one block, from `BlockWalk.enter` to `leave`.
 
-    Ask for `group(0)` to `group(3)` in order, each once, with all earlier
-    groups quantized in `weights`; or for none of them. `pairs` comes last.
+    Ask for the groups of `layer.input_groups` in order, each once, with all
+    earlier ones quantized in `weights`; or for none of them. `pairs` comes last.
     """
 
     def __init__(self, streams: Streams, layer: LayerPlan, original: Weights) -> None:
@@ -48,6 +45,7 @@ class BlockStep:
         self._inputs: list[torch.Tensor] = []  # of o, then of down
         self._middle: list[torch.Tensor] = []  # behind attention
         self._original_middle: list[torch.Tensor | None] = []
+        self._experts: ExpertInputs | None = None
 
     def overview(self, weights: Weights) -> Mapping[tuple[str, ...], InputStatistics]:
         """Statistics of all groups at once, none of them quantized, over the sampled sequences."""
@@ -57,6 +55,11 @@ class BlockStep:
         """Statistics of `layer.input_groups[index]`. Raises ModelError if an input isn't finite."""
         assert index == self._asked, "groups are asked for in order"
         self._asked += 1
+        if index >= _GATE_UP and isinstance(self._layer.mlp, MoePlan):
+            if index == _GATE_UP:
+                self._experts = self._enter_experts(self._layer.mlp, weights)
+            assert self._experts is not None
+            return self._experts.group(index - _GATE_UP, weights)
         stages: tuple[Callable[[Weights], GroupStatistics], ...] = (
             self._enter_attention,
             self._leave_attention,
@@ -71,22 +74,26 @@ class BlockStep:
         Any weight of the block may change afterwards.
         """
         self._follow_original()
-        self._inputs, self._middle, self._original_middle = [], [], []
+        self._inputs, self._middle, self._original_middle, self._experts = [], [], [], None
         streams = zip(self._streams.batches, self._streams.hidden, self._streams.original, strict=True)
         return tuple(BlockPair(batch, x, wanted) for batch, x, wanted in streams if wanted is not None)
 
     def leave(self, weights: Weights) -> None:
         """Move all samples behind the block, whose linears are all quantized in `weights`."""
-        streams, layer = self._streams, self._layer
+        streams, layer, schemes = self._streams, self._layer, self._streams.schemes
         assert self._asked in (0, len(layer.input_groups)), "all groups are asked for, or none"
         self._follow_original()
-        if self._middle:
-            streams.hidden[:] = self._add(layer.mlp.down, weights, self._middle)
-        else:
-            schemes = streams.schemes
-            streams.hidden[:] = [
-                run_block(layer, weights, hidden, schemes=schemes) for hidden in streams.hidden
+        if not self._middle:
+            outputs = [run_block(layer, weights, hidden, schemes=schemes) for hidden in streams.hidden]
+        elif isinstance(layer.mlp, MoePlan):
+            self._experts = None
+            outputs = [
+                x + mlp_output(layer.mlp, weights, self._normed(weights, x), schemes=schemes)
+                for x in self._middle
             ]
+        else:
+            outputs = self._add(layer.mlp.down, weights, self._middle)
+        streams.hidden[:] = outputs
 
     def _enter_attention(self, weights: Weights) -> GroupStatistics:
         streams = self._streams
@@ -103,6 +110,25 @@ class BlockStep:
     def _enter_mlp(self, weights: Weights) -> GroupStatistics:
         self._middle = self._add(self._layer.attention.o, weights, self._streams.hidden)
         return self._behind_norm(_GATE_UP, self._layer.mlp_norm, weights, self._middle, self._original_middle)
+
+    def _enter_experts(self, plan: MoePlan, weights: Weights) -> ExpertInputs:
+        """Go behind attention, and send every token to its experts."""
+        streams = self._streams
+        self._middle = self._add(self._layer.attention.o, weights, streams.hidden)
+        states = zip(streams.batches, self._middle, self._original_middle, strict=True)
+        normed = [
+            NormedRows(
+                batch.rows(self._normed(weights, x)),
+                None if wanted is None else batch.rows(self._normed(weights, wanted)),
+            )
+            for batch, x, wanted in states
+        ]
+        self._inputs, self._original_middle = [], []
+        return streams.expert_inputs(plan, weights, normed, streams.schemes)
+
+    def _normed(self, weights: Weights, states: torch.Tensor) -> torch.Tensor:
+        norm = self._layer.mlp_norm
+        return rms_norm(states, weights[f"{norm.name}.weight"], norm.eps)
 
     def _leave_mlp(self, weights: Weights) -> GroupStatistics:
         self._original_middle = []

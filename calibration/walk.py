@@ -25,11 +25,12 @@ import torch.nn.functional as F
 
 from gristmill.calibration.batches import BATCH_TOKENS, make_batches, sampling_interval
 from gristmill.calibration.blocks import load_tensor
+from gristmill.calibration.mixture import MIN_EXPERT_TOKENS
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.step import BlockStep
 from gristmill.calibration.streams import Streams, run_block
 from gristmill.runtime.errors import PromptError
-from gristmill.runtime.executors.reference.blocks import UNQUANTIZED, Schemes, Weights
+from gristmill.runtime.executors.reference.linears import UNQUANTIZED, Schemes, Weights
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan
 from gristmill.runtime.sources.base import ModelSource
 
@@ -51,6 +52,7 @@ class BlockWalk:
         follow_original: bool = True,
         schemes: Schemes = UNQUANTIZED,
         keep_rows: int = 0,
+        min_expert_tokens: int = MIN_EXPERT_TOKENS,
     ) -> None:
         """Embed the samples. Raises PromptError for tokens or lengths that the model doesn't have.
 
@@ -58,7 +60,8 @@ class BlockWalk:
         stream is followed for those, and quick looks are taken at them. By default
         that is a quarter of them, or more where it would be under 8192 tokens.
         Linears in `schemes` read quantized inputs where these say so. Statistics
-        hold about `keep_rows` rows of every input.
+        hold about `keep_rows` rows of every input. For experts that get fewer
+        than `min_expert_tokens`, the other tokens of their layer count too.
         """
         every = sample_every or sampling_interval(sum(map(len, sequences)))
         batches = make_batches(sequences, plan.vocab_size, batch_tokens, every)
@@ -77,7 +80,7 @@ class BlockWalk:
             states if follow_original and batch.sampled else None
             for batch, states in zip(batches, hidden, strict=True)
         ]
-        self._streams = Streams(batches, hidden, original, schemes, keep_rows)
+        self._streams = Streams(batches, hidden, original, schemes, keep_rows, min_expert_tokens)
 
     @property
     def hidden(self) -> tuple[torch.Tensor, ...]:
@@ -87,11 +90,11 @@ class BlockWalk:
     def observe(
         self, layer: LayerPlan, weights: Weights, *, sample: bool = False
     ) -> dict[tuple[str, ...], InputStatistics]:
-        """Statistics of every input group of a block, by its linears' names; nothing moves.
+        """Statistics of what every input group and scaling group of a block reads, by its linears' names.
 
-        With `sample`, over the sampled sequences only.
+        Nothing moves. With `sample`, over the sampled sequences only.
         """
-        return self._streams.observe(layer, weights, sample=sample)
+        return self._streams.observe(layer, weights, sample=sample, each_expert=True)
 
     def enter(self, layer: LayerPlan, weights: Weights) -> BlockStep:
         """Go through a block in stages; `weights` are the original's."""

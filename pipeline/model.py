@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from gristmill.recipes.layers import assign_schemes
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.checkpoint import plan_shapes
 from gristmill.runtime.errors import ModelError
-from gristmill.runtime.model_plan import ModelPlan
+from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 from gristmill.runtime.scheme import QuantScheme, ScaleDtype
 from gristmill.runtime.sources.base import ModelSource
 from gristmill.runtime.sources.hf_folder import require_unquantized
 from gristmill.runtime.sources.open import open_source
 from gristmill.runtime.tokenizer import Tokenizer
 
-__all__ = ["BuildModel", "open_model"]
+__all__ = ["BuildModel", "open_model", "stored_bits"]
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -54,10 +53,23 @@ def open_model(recipe: Recipe) -> BuildModel:
     return BuildModel(source, plan, Tokenizer.from_files(source.side_files(), source.config), schemes)
 
 
+def stored_bits(
+    linears: Iterable[LinearPlan], schemes: Mapping[str, QuantScheme | None]
+) -> tuple[float, int]:
+    """Bits of those of `linears` that are quantized, scales and zero points included, and their weights."""
+    stored, weights = 0.0, 0
+    for linear in linears:
+        if (scheme := schemes.get(linear.name)) is not None:
+            count = linear.in_features * linear.out_features
+            stored += count * scheme.bits_per_weight(linear.in_features)
+            weights += count
+    return stored, weights
+
+
 def _require_tensors(source: ModelSource, plan: ModelPlan) -> None:
     """Every tensor of the plan is there in the planned shape, before hours of work begin."""
     stored = source.tensor_shapes()
-    for name, expected in plan_shapes(plan).items():
+    for name, expected in plan.tensor_shapes().items():
         found = stored.get(name)
         if found is None:
             raise ModelError(f"model {source.name} lacks the tensor {name}", hint="its files are incomplete")

@@ -19,10 +19,12 @@ from gristmill.artifacts.record import BuildRecord
 from gristmill.artifacts.store import Store
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.checkpoint import CHECKPOINT
-from gristmill.pipeline.model import BuildModel
+from gristmill.pipeline.model import BuildModel, stored_bits
 from gristmill.pipeline.prove import Proof
+from gristmill.pipeline.quantize.coverage import ExpertCoverage
 from gristmill.pipeline.report.evidence import LayerErrors, write_evidence
 from gristmill.pipeline.report.mix import DataMix
+from gristmill.pipeline.search.widths import WidthChoice
 from gristmill.pipeline.validate.gates import GateResult
 from gristmill.pipeline.validate.result import ValidationResult
 from gristmill.pipeline.worst_linears import worst_linears
@@ -42,7 +44,8 @@ class Built:
     """What the earlier stages made.
 
     `checkpoints` maps a format to its folder, the recipe's own first; `engines`
-    a compile target to its folder; `gates` an engine to its gates.
+    a compile target to its folder; `gates` an engine to its gates. `widths` is
+    None where the recipe alone decided them.
     """
 
     model: BuildModel
@@ -51,6 +54,8 @@ class Built:
     checkpoints: Mapping[FormatName, Path]
     engines: Mapping[str, Path]
     layers: LayerErrors
+    coverage: ExpertCoverage | None
+    widths: WidthChoice | None
     mix: DataMix
     proof: Proof
     gates: Mapping[str, Sequence[GateResult]]
@@ -74,7 +79,7 @@ def package(recipe: Recipe, built: Built, store: Store, record: BuildRecord) -> 
             if proven.modes:
                 write_proofs(folder / GOLDEN_FOLDER / proofs_file(proven.engine.target), proven.modes)
         write_report(folder, built.proof.validation)
-        write_evidence(folder, built.layers, built.mix, built.proof.outliers)
+        write_evidence(folder, built.layers, built.widths, built.mix, built.proof.outliers, built.coverage)
         manifest = _manifest(recipe, built, hashlib.sha256(recipe_bytes).hexdigest())
         return store.commit(folder, manifest, tag=recipe.tag, record=record)
 
@@ -136,12 +141,7 @@ def engine_validation(result: ValidationResult) -> m.EngineValidation:
 
 def _bits_per_weight(model: BuildModel, schemes: Mapping[str, QuantScheme]) -> m.BitsPerWeight:
     """Stored bits over quantized weights, and over all parameters of the model."""
-    stored = weights = 0.0
-    for linear in model.plan.linears:
-        if (scheme := schemes.get(linear.name)) is not None:
-            count = linear.in_features * linear.out_features
-            stored += count * scheme.bits_per_weight(linear.in_features)
-            weights += count
+    stored, weights = stored_bits(model.plan.linears, schemes)
     total = model.plan.num_parameters()
     plain_bits = 8 * model.size_bytes / total
     return m.BitsPerWeight(stored / weights, (stored + (total - weights) * plain_bits) / total)

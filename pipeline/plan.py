@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,11 @@ from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.quantize.block import QuantizeSettings
 from gristmill.pipeline.quantize.run import walk_compute
+from gristmill.pipeline.search.stage import split_sequences
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.runtime.errors import InputError, OutsideError
 from gristmill.runtime.memory import free_memory
-from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+from gristmill.runtime.model_plan import LayerPlan, ModelPlan, MoePlan
 
 __all__ = ["MemoryPlan", "plan_memory", "require_memory"]
 
@@ -23,28 +25,32 @@ _PROCESS = 450_000_000
 
 _FLOAT = 4
 _VALIDATION_ROWS = 512
+_SEARCH_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Peak bytes of the two large stages; the build's peak is the larger one over the process itself.
+    """Peak bytes of the large stages; the build's peak is the largest over the process itself.
 
+    search    the original's states and gradients at every block, and a walk; 0 without a search
     quantize  the walk (blocks, hidden states, second moments) and one group's work space
     validate  the whole quantized model in each engine, hidden states, chunks of logits
     """
 
     quantize: int
     validate: int
+    search: int = 0
 
     @property
     def total(self) -> int:
         """Peak bytes of the whole build."""
-        return _PROCESS + max(self.quantize, self.validate)
+        return _PROCESS + max(self.search, self.quantize, self.validate)
 
     def line(self) -> str:
         """The plan in one line."""
+        search = f"search {self.search / 1e9:.2f}, " if self.search else ""
         return (
-            f"memory: {self.total / 1e9:.2f} GB planned (quantize {self.quantize / 1e9:.2f}, "
+            f"memory: {self.total / 1e9:.2f} GB planned ({search}quantize {self.quantize / 1e9:.2f}, "
             f"validate {self.validate / 1e9:.2f}, process {_PROCESS / 1e9:.2f})"
         )
 
@@ -55,11 +61,17 @@ def plan_memory(
     samples: TokenSamples | None,
     held_out: Sequence[HeldOut],
     engines: int = 0,
+    *,
+    searches: bool = False,
 ) -> MemoryPlan:
-    """An upper estimate from shapes alone; nothing is loaded. `engines` counts those beside the reference."""
+    """An upper estimate from shapes alone; nothing is loaded. `engines` counts those beside the reference.
+
+    `searches` says whether units of linears are compared. Raises PromptError for too few samples for that.
+    """
     tokens = samples.tokens if samples is not None else 0
     quantize = _quantize(model.plan, tokens, settings)
-    return MemoryPlan(quantize, _validate(model.plan, held_out, engines))
+    search = _search(model.plan, samples) if searches and samples is not None else 0
+    return MemoryPlan(quantize, _validate(model.plan, held_out, engines), search)
 
 
 def require_memory(plan: MemoryPlan, limit: int | None) -> None:
@@ -85,13 +97,29 @@ def _quantize(plan: ModelPlan, tokens: int, settings: QuantizeSettings) -> int:
     return walk + max(work, default=0)
 
 
+def _search(plan: ModelPlan, samples: TokenSamples) -> int:
+    """A walk over the statistics' samples, and the original's states, gradients and logits of the others."""
+    measured, others = split_sequences(samples.sequences)
+    tokens = sum(map(len, measured))
+    walk = walk_memory(plan, sum(map(len, others)), walk_compute(plan), follow_original=False)
+    block = max(map(_block_weights, plan.layers), default=0)
+    states = 2 * (len(plan.layers) + 1) * tokens * plan.hidden_size
+    head = 2 * plan.vocab_size * plan.hidden_size + 6 * _SEARCH_ROWS * plan.vocab_size
+    work = max((_learning_work(plan, layer, min(tokens, BATCH_TOKENS)) for layer in plan.layers), default=0)
+    return walk + (states + head + 3 * block) * _FLOAT + work
+
+
 def _block_weights(layer: LayerPlan) -> int:
-    return sum(linear.in_features * linear.out_features for linear in layer.linears)
+    return sum(map(math.prod, layer.tensor_shapes().values()))
 
 
 def _method_work(layer: LayerPlan) -> int:
-    """Float32 copies of one group's weights while it is searched and rounded, and of its Hessian."""
-    sizes = [(group[0].in_features, sum(part.out_features for part in group)) for group in layer.input_groups]
+    """Float32 copies of one group's weights while it is searched and rounded, and of its Hessian.
+
+    A scale in front of experts is searched for all their gates and ups at once.
+    """
+    groups = [*layer.input_groups, *(group.linears for group in layer.scaling_groups)]
+    sizes = [(group[0].in_features, sum(part.out_features for part in group)) for group in groups]
     return _FLOAT * max(10 * size * rows + 4 * size * size for size, rows in sizes)
 
 
@@ -104,8 +132,16 @@ def _learning_work(plan: ModelPlan, layer: LayerPlan, tokens: int) -> int:
     """
     largest = max(linear.in_features * linear.out_features for linear in layer.linears)
     weights = (6 * _FLOAT + 3) * _block_weights(layer) + 6 * _FLOAT * largest
-    widths = 12 * plan.hidden_size + 3 * sum(linear.out_features for linear in layer.linears)
-    return weights + 2 * tokens * widths * _FLOAT
+    attention = layer.attention
+    projected = sum(part.out_features for part in (attention.q, attention.k, attention.v, attention.o))
+    widths = 12 * plan.hidden_size + 3 * (projected + 2 * layer.mlp.width + _outputs(plan, layer))
+    hessians = sum(group[0].in_features ** 2 for group in layer.input_groups)
+    return weights + 2 * tokens * widths * _FLOAT + hessians * _FLOAT
+
+
+def _outputs(plan: ModelPlan, layer: LayerPlan) -> int:
+    """What down projections give for one token: one of them, or those of all its experts."""
+    return plan.hidden_size * (layer.mlp.top_k + 1 if isinstance(layer.mlp, MoePlan) else 1)
 
 
 def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from gristmill.artifacts.engines import REFERENCE
+from gristmill.artifacts.engines import REFERENCE, own_kv_cache
 from gristmill.artifacts.golden import read_golden, write_golden
 from gristmill.artifacts.manifest import Engine, GoldenProof
 from gristmill.artifacts.proofs import proofs_file, read_proofs, write_proofs
@@ -28,7 +28,7 @@ from gristmill.pipeline.validate.outliers import ChannelPeaks, LayerOutliers
 from gristmill.pipeline.validate.result import ValidationResult
 from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.engine_folder import EngineFolder, GoldenPrompt
-from gristmill.runtime.executors.base import Executor, KVCacheConfig
+from gristmill.runtime.executors.base import Executor, KVCacheConfig, KVDtype
 from gristmill.runtime.executors.load import open_engine
 from gristmill.runtime.files import write_atomic
 from gristmill.runtime.golden import DEFAULT_TOLERANCE, record_golden, require_golden
@@ -76,30 +76,38 @@ def prove(
     inputs: Mapping[str, Any],
     stages: StageCache,
     progress: Progress,
+    *,
+    kv_cache: KVDtype,
 ) -> Proof:
     """Validate and record golden prompts, or take what an earlier build of the same inputs measured.
 
     The engines are the reference one and those `compiled`. `original` opens the
     source model, with the `observe` of `OriginalLogits`; `inputs` is what, beside
     the checkpoint and the data, determines the result. Golden logits come from
-    float32 compute, and every engine must reproduce them. Gates are not judged here.
+    float32 compute, and every engine must reproduce them. Engines are proved and
+    validated with keys and values in `kv_cache`. Gates are not judged here.
     """
     tokens = [(entry.name, entry.samples.digest) for entry in held_out]
     seen = None if calibration is None else calibration.digest
     engines = {engine.target: engine.key for engine in compiled}
     inputs = {**inputs, "checkpoint": written.key, "engines": engines, "held_out": tokens, "golden": golden}
-    key = stage_key("validate", {**inputs, "calibration": seen}, code_version(_CODE))
+    inputs |= {"calibration": seen, "kv_cache": kv_cache}
+    key = stage_key("validate", inputs, code_version(_CODE))
     if (done := stages.finished("validate", key)) is not None:
         return _read(done)
     with stages.open("validate", key) as stage:
         progress.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
         prompts = _record(written.folder, golden)
+        choice = own_kv_cache(kv_cache)
         folders = [
-            EngineFolder("engine", engine.target, engine.folder, written.folder, golden=prompts)
+            EngineFolder(
+                "engine", engine.target, engine.folder, written.folder, golden=prompts, kv_cache=choice
+            )
             for engine in compiled
         ]
-        proofs = [_prove_reference(written.folder, prompts), *map(prove_engine, folders)]
-        reference = EngineFolder("checkpoint", REFERENCE, written.folder, written.folder)
+        place = (REFERENCE, written.folder, written.folder)
+        reference = EngineFolder("checkpoint", *place, golden=prompts, kv_cache=choice)
+        proofs = [_prove_reference(reference), *map(prove_engine, folders)]
         peaks = ChannelPeaks()
         watched = partial(original, observe=peaks.update)
         validation = validate_engines([reference, *folders], watched, held_out, calibration, progress)
@@ -136,19 +144,22 @@ def _record(checkpoint: Path, golden: Sequence[Sequence[int]]) -> tuple[GoldenPr
         return record_golden(executor, golden, continuation=_CONTINUATION)
 
 
-def _prove_reference(checkpoint: Path, prompts: tuple[GoldenPrompt, ...]) -> EngineProof:
-    """The reference engine's proof; with quantized inputs, at a tolerance that is measured.
+def _prove_reference(folder: EngineFolder) -> EngineProof:
+    """The reference engine's proof; with quantized inputs or cache, at a tolerance that is measured.
 
     What bfloat16 rounds away can turn an input into the next code: a whole
     step, and as large a difference as the quantization itself makes.
     """
-    if any(scheme.activation is not None for scheme in open_checkpoint(checkpoint).schemes.values()):
-        return prove_engine(EngineFolder("checkpoint", REFERENCE, checkpoint, checkpoint, golden=prompts))
-    sequences = [prompt.token_ids for prompt in prompts]
-    with closing(_load_reference(checkpoint, sequences, "bfloat16")) as executor:
-        report = require_golden(executor, prompts, DEFAULT_TOLERANCE)
+    schemes = open_checkpoint(folder.checkpoint).schemes.values()
+    if folder.kv_cache is not None or any(scheme.activation is not None for scheme in schemes):
+        return prove_engine(folder, (folder.kv_cache or "bfloat16",))
+    sequences = [prompt.token_ids for prompt in folder.golden]
+    with closing(_load_reference(folder.checkpoint, sequences, "bfloat16")) as executor:
+        report = require_golden(executor, folder.golden, DEFAULT_TOLERANCE)
         info = executor.info
-    proof = GoldenProof(len(prompts), report.kl_mean, report.kl_max, report.top1_agreement, DEFAULT_TOLERANCE)
+    proof = GoldenProof(
+        len(folder.golden), report.kl_mean, report.kl_max, report.top1_agreement, DEFAULT_TOLERANCE
+    )
     return EngineProof(Engine(REFERENCE, info.compute, info.kv_cache, dict(info.kernels), proof), ())
 
 

@@ -6,35 +6,29 @@ build that was interrupted continues, and one that is repeated only looks.
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from functools import partial
-
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.store import Store
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.calibrate import calibrate
-from gristmill.pipeline.checkpoint import WrittenCheckpoint, write_verified
-from gristmill.pipeline.compile.stage import compile_engine, require_runnable
+from gristmill.pipeline.compile.stage import require_engines
 from gristmill.pipeline.environment import build_threads, determinism_contract, peak_memory, using_threads
-from gristmill.pipeline.golden_prompts import golden_prompts
+from gristmill.pipeline.make import Maker
 from gristmill.pipeline.model import BuildModel, open_model
 from gristmill.pipeline.package import Built, package
 from gristmill.pipeline.plan import plan_memory, require_memory
 from gristmill.pipeline.progress import Progress, SilentProgress
-from gristmill.pipeline.prove import Proof, prove
-from gristmill.pipeline.quantize.run import QuantizedModel, quantize_key, quantize_model
 from gristmill.pipeline.quantize.settings import quantize_settings
 from gristmill.pipeline.record import StageClock, places_of
 from gristmill.pipeline.report.evidence import LayerErrors
 from gristmill.pipeline.report.mix import data_mix
+from gristmill.pipeline.search.budget import require_possible
+from gristmill.pipeline.search.run import repair, search
+from gristmill.pipeline.search.widths import WidthChoice
 from gristmill.pipeline.stages import StageCache
 from gristmill.pipeline.validate.data import HeldOut, load_held_out
-from gristmill.pipeline.validate.gates import GateResult, evaluate_gates, require_gates
-from gristmill.pipeline.validate.original import OriginalLogits
+from gristmill.pipeline.validate.gates import require_gates
 from gristmill.pipeline.validate.overlap import refuse_shared_records
 from gristmill.recipes.schema import Recipe
-from gristmill.runtime.executors.load import best_engine
-from gristmill.runtime.formats.select import FormatName
 
 __all__ = ["build"]
 
@@ -56,65 +50,61 @@ def build(
     clock = StageClock(stages)
     with using_threads(contract.threads):
         with clock.stage("load"):
-            require_runnable(recipe.engines)
             model = open_model(recipe)
+            require_engines(recipe.engines, model.plan)
             digest = model.source.digest()
+        if (wanted := recipe.quantize.search) is not None:
+            require_possible(model, wanted, recipe.checkpoint)
         with clock.stage("calibrate"):
             samples, held_out = _read_data(recipe, model, digest, stages, tell)
-        settings = quantize_settings(recipe.quantize, model.schemes)
-        memory = plan_memory(model, settings, samples, held_out, engines=len(recipe.engines))
+        settings = quantize_settings(recipe, model.schemes)
+        memory = plan_memory(
+            model,
+            settings,
+            samples,
+            held_out,
+            len(recipe.engines),
+            searches=wanted is not None or recipe.repairs,
+        )
         tell.note(memory.line())
         require_memory(memory, memory_limit)
-        with clock.stage("quantize"):
-            key = quantize_key(digest, samples, settings, contract)
-            quantized = quantize_model(model, samples, settings, stages, key, tell)
-        for note in quantized.notes:
+        maker = Maker(recipe, digest, samples, held_out, contract, stages, tell)
+        widths: WidthChoice | None = None
+        if wanted is not None:
+            with clock.stage("search"):
+                model, widths = search(maker, model)
+        made = maker.make(model, clock.stage)
+        if recipe.repairs and not made.passed:
+            with clock.stage("repair"):
+                made, widths = repair(maker, made)
+        for note in made.quantized.notes:
             tell.note(note)
-        with clock.stage("checkpoint"):
-            checkpoints = _write_checkpoints(recipe, model, quantized, key, stages)
-        own = checkpoints[recipe.checkpoint]
-        with clock.stage("compile"):
-            engines = [compile_engine(target, own, stages, tell) for target in recipe.engines]
-        with clock.stage("validate"):
-            proof = prove(
-                own,
-                engines,
-                partial(OriginalLogits, model.plan, model.source),
-                held_out,
-                samples,
-                golden_prompts(recipe, model.tokenizer, held_out),
-                {"model": digest, "contract": asdict(contract)},
-                stages,
-                tell,
-            )
-            served = best_engine([proven.engine.target for proven in proof.engines])
-            results = _gate_results(recipe, proof, served)
-            require_gates(results, quantized.errors)
+        require_gates(made.gates, made.quantized.errors)
         with clock.stage("package"):
-            paths = {name: written.folder for name, written in checkpoints.items()}
-            compiled = {engine.target: engine.folder for engine in engines}
-            gates = {served: results}
-            layers = LayerErrors("output" if samples else "weight", quantized.errors, quantized.notes)
+            paths = {name: written.folder for name, written in made.checkpoints.items()}
+            compiled = {engine.target: engine.folder for engine in made.engines}
+            gates = {made.served: made.gates}
+            layers = LayerErrors(
+                "output" if samples else "weight", made.quantized.errors, made.quantized.notes
+            )
             mix = data_mix(samples, [entry.samples for entry in held_out], model.tokenizer)
-            built = Built(model, digest, samples, paths, compiled, layers, mix, proof, gates, contract)
+            built = Built(
+                made.model,
+                digest,
+                samples,
+                paths,
+                compiled,
+                layers,
+                made.quantized.coverage,
+                widths,
+                mix,
+                made.proof,
+                gates,
+                contract,
+            )
             artifact = package(recipe, built, store, clock.record(places_of(recipe), memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
     return artifact
-
-
-def _write_checkpoints(
-    recipe: Recipe, model: BuildModel, quantized: QuantizedModel, key: str, stages: StageCache
-) -> dict[FormatName, WrittenCheckpoint]:
-    """The recipe's own checkpoint and its exports, by format."""
-    write = partial(write_verified, model.source, quantized.tensors, quantized.dense, stages=stages)
-    return {name: write(format=name, quantize_key=key) for name in (recipe.checkpoint, *recipe.exports)}
-
-
-def _gate_results(recipe: Recipe, proof: Proof, served: str) -> tuple[GateResult, ...]:
-    """The recipe's gates, held against the engine that will serve."""
-    if recipe.validation is None or served not in proof.validation:
-        return ()
-    return evaluate_gates(recipe.validation.gates.all, proof.validation[served].metrics)
 
 
 def _read_data(

@@ -1,6 +1,7 @@
 """Recipes: what a build is told, read from YAML and checked."""
 
 from gristmill.recipes.gates import METRICS, Gate
+from gristmill.recipes.kv_cache import KVCacheSettings
 from gristmill.recipes.layers import assign_schemes
 from gristmill.recipes.load import load_recipe, parse_recipe
 from gristmill.recipes.presets import preset_names
@@ -23,6 +24,7 @@ __all__ = [
     "Gate",
     "GoldenSettings",
     "GptqSettings",
+    "KVCacheSettings",
     "Override",
     "PromptSet",
     "QuantizeSettings",

@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from gristmill.recipes.named_schemes import NAMED_SCHEMES, NamedScheme, SchemeName
 from gristmill.recipes.patterns import compile_pattern
 from gristmill.recipes.refusals import refusal
+from gristmill.recipes.rules import Bits
+from gristmill.recipes.search import SearchSettings
 from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.scheme import ActivationScheme
 
@@ -26,7 +28,6 @@ __all__ = [
 ]
 
 Method = Literal["rtn", "gptq", "awq", "signround", "smoothquant"]
-Bits = Literal[4, 8]
 
 _CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -55,7 +56,7 @@ class Override(BaseModel):
     model_config = _CONFIG
 
     match: tuple[Pattern, ...] = Field(min_length=1, description="a pattern or a list of them")
-    bits: Bits | None = Field(default=None, description="4 or 8")
+    bits: Bits | None = Field(default=None, description="2, 3, 4, 5, 6 or 8")
     group_size: GroupSize | None = Field(default=None, description="input columns that share a scale")
     symmetric: bool | None = Field(default=None, description="whether the zero point is fixed")
 
@@ -177,7 +178,7 @@ class QuantizeSettings(BaseModel):
     scheme: SchemeName | None = Field(
         default=None, description="a named scheme, instead of bits and symmetric"
     )
-    bits: Bits = Field(default=None, validate_default=True, description="4 or 8")
+    bits: Bits = Field(default=None, validate_default=True, description="2, 3, 4, 5, 6 or 8")
     group_size: GroupSize = Field(
         default=None,
         validate_default=True,
@@ -192,6 +193,9 @@ class QuantizeSettings(BaseModel):
     method: Method = Field(description="rtn, gptq, awq, signround or smoothquant")
     skip: tuple[Pattern, ...] = Field(default=("lm_head",), description="layers left as they are")
     overrides: tuple[Override, ...] = Field(default=(), description="layers that get other settings")
+    search: SearchSettings | None = Field(
+        default=None, description="choose widths under a budget, instead of one for all"
+    )
     gptq: GptqSettings | None = Field(default=None, validate_default=True, description="settings of gptq")
     awq: AwqSettings | None = Field(default=None, validate_default=True, description="settings of awq")
     signround: SignRoundSettings | None = Field(
@@ -268,6 +272,22 @@ class QuantizeSettings(BaseModel):
                     found=f"no setting for {', '.join(override.match)}",
                 )
         return overrides
+
+    @field_validator("search")
+    @classmethod
+    def _widths_to_choose(cls, search: SearchSettings | None, info: ValidationInfo) -> SearchSettings | None:
+        """A search is of weight-only integers, and the only one to choose widths."""
+        name = info.data.get("scheme")
+        if search is None:
+            return None
+        if name is not None and not NAMED_SCHEMES[name].is_weight_only_int:
+            raise refusal(f"no search with {name}, whose width is fixed", found="a search")
+        if any(override.bits is not None for override in info.data.get("overrides", ())):
+            raise refusal(
+                "no bits in overrides beside a search, which chooses them; skip leaves layers as they are",
+                found="both",
+            )
+        return search
 
     @field_validator("gptq", "awq", "signround", "smoothquant")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
@@ -15,7 +15,10 @@ from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.files import sha256_file
 from gristmill.runtime.prompt_kind import prompt_kind
 
-__all__ = ["GateField", "InputFile", "infer_kind", "require_digest"]
+__all__ = ["Bits", "GateField", "InputFile", "infer_kind", "require_digest"]
+
+Bits = Literal[2, 3, 4, 5, 6, 8]
+"""Widths of a weight: the checkpoint format packs each densely, and every engine reads them."""
 
 
 def _existing_file(path: Path, info: ValidationInfo) -> Path:

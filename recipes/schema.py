@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 
 from gristmill.recipes.gates import Gate
+from gristmill.recipes.kv_cache import KVCacheSettings
 from gristmill.recipes.quantize import QuantizeSettings
 from gristmill.recipes.refusals import refusal
 from gristmill.recipes.rules import GateField, InputFile, infer_kind, require_digest
@@ -22,6 +23,7 @@ from gristmill.runtime.prompt_kind import PromptKind
 __all__ = [
     "CalibrationSettings",
     "GoldenSettings",
+    "KVCacheSettings",
     "PromptSet",
     "QuantizeSettings",
     "Recipe",
@@ -67,6 +69,11 @@ class CalibrationSettings(BaseModel):
     max_tokens: int = Field(default=512, ge=2, description="tokens of a sequence")
     seed: int = Field(default=0, ge=0, description="order of the prompts")
     pack: bool = Field(default=True, description="fill each sequence with several prompts")
+    min_expert_tokens: int = Field(
+        default=1024,
+        ge=0,
+        description="for experts of a mixture that see fewer, other tokens of their layer count too",
+    )
 
     @field_validator("prompts")
     @classmethod
@@ -138,6 +145,17 @@ class ValidationSettings(BaseModel):
 
     data: tuple[ValidationData, ...] = Field(min_length=1, description="held-out files")
     gates: ValidationGates = Field(default_factory=ValidationGates, description="limits that must hold")
+    auto_repair: bool = Field(
+        default=False, description="widen the costliest layers until the gates pass, as few as possible"
+    )
+
+    @field_validator("auto_repair")
+    @classmethod
+    def _gates_to_pass(cls, auto_repair: bool, info: ValidationInfo) -> bool:
+        gates = info.data.get("gates")
+        if auto_repair and gates is not None and not gates.all:
+            raise refusal("gates to repair for", found="auto_repair without gates")
+        return auto_repair
 
 
 class GoldenSettings(BaseModel):
@@ -169,6 +187,9 @@ class Recipe(BaseModel):
         default=None, description="needed by all methods but rtn, and by static activations"
     )
     quantize: QuantizeSettings = Field(description="how weights are stored and rounded")
+    kv_cache: KVCacheSettings = Field(
+        default_factory=KVCacheSettings, validate_default=True, description="how keys and values are stored"
+    )
     validation: ValidationSettings | None = Field(
         default=None, alias="validate", description="proof of the result"
     )
@@ -191,6 +212,11 @@ class Recipe(BaseModel):
         return self._base
 
     @property
+    def repairs(self) -> bool:
+        """Whether layers are widened until the gates pass."""
+        return self.validation is not None and self.validation.auto_repair
+
+    @property
     def engines(self) -> tuple[EngineTarget, ...]:
         """Those targets of `compile` that serve."""
         return tuple(target for target in self.compile if target == "native-x86")
@@ -209,12 +235,44 @@ class Recipe(BaseModel):
                 "a calibration block, or scales for each token",
                 found="static activations without calibration",
             )
+        if quantize.search is not None and without:
+            raise refusal("a calibration block, on which widths are tried", found="a search without")
         if quantize.method != "rtn" and without:
             raise refusal(
                 "a calibration block, or the method rtn",
                 found=f"the method {quantize.method} without calibration",
             )
         return quantize
+
+    @field_validator("kv_cache")
+    @classmethod
+    def _prompts_for_scales(cls, kv_cache: KVCacheSettings, info: ValidationInfo) -> KVCacheSettings:
+        if kv_cache.scales is not None and "calibration" in info.data and info.data["calibration"] is None:
+            raise refusal("a calibration block, or another dtype", found="fp8 scales without calibration")
+        return kv_cache
+
+    @field_validator("validation")
+    @classmethod
+    def _widths_to_repair(
+        cls, validation: ValidationSettings | None, info: ValidationInfo
+    ) -> ValidationSettings | None:
+        """Repair widens weights, which needs prompts to measure on and widths that may change."""
+        quantize = info.data.get("quantize")
+        if validation is None or not validation.auto_repair or quantize is None:
+            return validation
+        if "calibration" in info.data and info.data["calibration"] is None:
+            raise refusal("a calibration block, on which layers are compared", found="auto_repair without")
+        if quantize.type != "int" or quantize.activation is not None:
+            raise refusal(
+                "a scheme of weights only", found=f"auto_repair of {quantize.scheme}, whose width is fixed"
+            )
+        budget = None if quantize.search is None else quantize.search.budget
+        if budget is not None and budget.kl_mean is None:
+            raise refusal(
+                "a budget of kl_mean, or no auto_repair",
+                found=f"auto_repair beside a budget of {budget.limits[0]}, which it would exceed",
+            )
+        return validation
 
     @field_validator("checkpoint")
     @classmethod
@@ -246,6 +304,15 @@ def _require_exportable(target: str, info: ValidationInfo) -> None:
         )
     if target != "awq":
         return
+    kv_cache = info.data.get("kv_cache")
+    if kv_cache is not None and kv_cache.scales is not None:
+        raise refusal("compressed-tensors", found="awq, which has no place for the scales of an fp8 cache")
+    validation = info.data.get("validation")
+    if quantize.search is not None or (validation is not None and validation.auto_repair):
+        chooser = "a search" if quantize.search is not None else "auto_repair"
+        raise refusal(
+            "compressed-tensors, or 4 bits everywhere", found=f"awq for widths that {chooser} chooses"
+        )
     widths = {quantize.bits, *(override.bits for override in quantize.overrides if override.bits)}
     if widths != {4}:
         found = ", ".join(map(str, sorted(widths - {4})))

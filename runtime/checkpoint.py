@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,13 +14,15 @@ import numpy as np
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.errors import ModelError
 from gristmill.runtime.formats.base import WeightFormat
+from gristmill.runtime.formats.kv_scales import parse_kv_cache_scheme, read_kv_scales
 from gristmill.runtime.formats.select import format_of
-from gristmill.runtime.model_plan import LinearPlan, ModelPlan, NormPlan
+from gristmill.runtime.kv_scales import KVScales
+from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 from gristmill.runtime.safetensors_files import DTYPES, SafetensorsFolder
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
 
-__all__ = ["Checkpoint", "open_checkpoint", "plan_shapes"]
+__all__ = ["Checkpoint", "open_checkpoint"]
 
 _FLOATS = (DTYPES["BF16"], DTYPES["F16"], DTYPES["F32"])
 _SIDE_CONFIGS = ("quant_config.json", "quantize_config.json", "hf_quant_config.json")
@@ -31,12 +33,14 @@ class Checkpoint:
     """A folder whose every tensor was checked against the plan when it was opened; data is read on demand.
 
     `schemes` holds the packed linears; all others are plain floating point.
+    `kv_scales` are those of an FP8 cache, empty where the checkpoint has none.
     """
 
     folder: Path
     config: Mapping[str, Any]
     plan: ModelPlan
     schemes: Mapping[str, QuantScheme]
+    kv_scales: KVScales
     _format: WeightFormat | None
     _files: SafetensorsFolder
 
@@ -79,30 +83,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             name: weight_format.stored_scheme(name, scheme, files.dtype) for name, scheme in parsed.items()
         }
     _check_tensors(files, plan, weight_format, schemes)
-    return Checkpoint(folder, config, plan, MappingProxyType(schemes), weight_format, files)
-
-
-def plan_shapes(plan: ModelPlan) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor that the plan reads, by its checkpoint name, unpacked."""
-    shapes: dict[str, tuple[int, ...]] = {f"{plan.embedding}.weight": (plan.vocab_size, plan.hidden_size)}
-    for linear in _all_linears(plan):
-        shapes[linear.weight] = (linear.out_features, linear.in_features)
-        if linear.bias:
-            shapes[f"{linear.name}.bias"] = (linear.out_features,)
-    shapes.update({f"{norm.name}.weight": (norm.size,) for norm in _norms(plan)})
-    return shapes
+    share = None if quantization is None else parse_kv_cache_scheme(quantization.get("kv_cache_scheme"))
+    kv_scales = read_kv_scales(plan, share, files.names(), files.load)
+    return Checkpoint(folder, config, plan, MappingProxyType(schemes), kv_scales, weight_format, files)
 
 
 def _all_linears(plan: ModelPlan) -> tuple[LinearPlan, ...]:
     return plan.linears if plan.head is None else (*plan.linears, plan.head)
-
-
-def _norms(plan: ModelPlan) -> Iterator[NormPlan]:
-    for layer in plan.layers:
-        attention = layer.attention
-        norms = (layer.input_norm, attention.q_norm, attention.k_norm, layer.mlp_norm)
-        yield from (norm for norm in norms if norm is not None)
-    yield plan.final_norm
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -138,7 +125,7 @@ def _check_tensors(
     weight_format: WeightFormat | None,
     schemes: Mapping[str, QuantScheme],
 ) -> None:
-    for name, shape in plan_shapes(plan).items():
+    for name, shape in plan.tensor_shapes().items():
         linear = name.removesuffix(".weight")
         if weight_format is None or linear not in schemes:
             _check(files, name, shape, _FLOATS)

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gristmill.runtime.executors.base import KVDtype
+
 __all__ = ["EngineFolder", "GoldenPrompt"]
 
 
@@ -33,7 +35,8 @@ class EngineFolder:
     `checkpoint` holds configuration, tokenizer, chat template and generation
     defaults. `name` is the model id shown to clients. `tolerances` maps a compute
     and a KV format to the largest KL in nats at which the engine, so used,
-    reproduces `golden`, as measured when it was made.
+    reproduces `golden`, as measured when it was made. `kv_cache` is the format of
+    keys and values that the artifact was built for, None where it names none.
     """
 
     name: str
@@ -43,3 +46,4 @@ class EngineFolder:
     digest: str | None = None
     golden: tuple[GoldenPrompt, ...] = field(default=())
     tolerances: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    kv_cache: KVDtype | None = None

@@ -18,6 +18,7 @@ from gristmill.runtime.errors import InputError, IntegrityError
 from gristmill.runtime.executors.base import Executor, ExecutorInfo, KVCacheConfig, KVDtype, SequenceStep
 
 __all__ = [
+    "COARSE_TOLERANCE",
     "DEFAULT_TOLERANCE",
     "GoldenReport",
     "PromptComparison",
@@ -31,6 +32,9 @@ __all__ = [
 
 DEFAULT_TOLERANCE = 0.02
 """Largest KL in nats where none was recorded; bfloat16 noise on the demo model is a tenth of it."""
+
+COARSE_TOLERANCE = 2.0
+"""Largest KL in nats of a row with keys and values of 8 or 4 bits; what a damaged engine says is further."""
 
 _BATCH_TOKENS = 2048
 _BLOCK_SIZE = 16
@@ -112,13 +116,14 @@ def golden_cache(golden: Sequence[GoldenPrompt], dtype: KVDtype) -> KVCacheConfi
 def golden_tolerance(recorded: Mapping[tuple[str, str], float], info: ExecutorInfo) -> float:
     """The tolerance of an engine's compute and KV format: the recorded one, else `DEFAULT_TOLERANCE`.
 
-    A KV format of 16 or 32 bits that was not recorded counts as bfloat16, the least exact of them.
+    A KV format of 16 or 32 bits that was not recorded counts as bfloat16, the least exact of them; one
+    of fewer bits, which was not measured with this model, gets `COARSE_TOLERANCE`.
     """
     if (info.compute, info.kv_cache) in recorded:
         return recorded[info.compute, info.kv_cache]
     if info.kv_cache in ("float16", "float32"):
         return recorded.get((info.compute, "bfloat16"), DEFAULT_TOLERANCE)
-    return DEFAULT_TOLERANCE
+    return DEFAULT_TOLERANCE if info.kv_cache == "bfloat16" else COARSE_TOLERANCE
 
 
 def compare_golden(executor: Executor, golden: Sequence[GoldenPrompt], tolerance: float) -> GoldenReport:

@@ -47,7 +47,7 @@ def load_engine(
     tell = report or (lambda line: None)
     phases = _Phases()
     opened = open_engine(folder)
-    settings, options = opened.modes.choose(settings)
+    settings, options = opened.modes.choose(settings, folder.kv_cache)
     memory = plan_memory(opened.plan, opened.weight_bytes(options.compute), settings, free or free_memory())
     for line in memory.lines():
         tell(line)
@@ -76,10 +76,9 @@ def load_engine(
 class LLM:
     """A model in this process. Close it, or use it as a context manager."""
 
-    def __init__(
-        self, folder: EngineFolder, settings: EngineSettings | None = None, *, report: Report | None = None
-    ) -> None:
-        self._engine = load_engine(folder, settings, report=report)
+    def __init__(self, engine: LLMEngine) -> None:
+        """Takes the engine over; `load_engine` makes one of an artifact's folder."""
+        self._engine = engine
         self._num_requests = 0
 
     @property
@@ -92,6 +91,11 @@ class LLM:
         """What executes the model."""
         return self._engine.info
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that one request may have, prompt and answer together."""
+        return self._engine.max_model_len
+
     def generate(
         self,
         prompts: str | Sequence[str | Sequence[int]],
@@ -100,6 +104,17 @@ class LLM:
         """Answer prompts, texts or token ids, in their order; `params` is for all, or one for each.
 
         All are checked before any work. Raises RequestError for one that can't be served.
+        """
+        return list(self.generate_each(prompts, params))
+
+    def generate_each(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """As `generate`, each answer as soon as it and those before it are whole.
+
+        Another call before the end drops what is left.
         """
         listed = [prompts] if isinstance(prompts, str) else list(prompts)
         each = zip(listed, _params_for(params, len(listed)), strict=True)
@@ -120,7 +135,7 @@ class LLM:
         """
         chats: list[Any] = [messages] if _is_one_chat(messages) else list(messages)
         each = zip(chats, _params_for(params, len(chats)), strict=True)
-        return self._run([self._prepare_chat(chat, chosen, tools, variables) for chat, chosen in each])
+        return list(self._run([self._prepare_chat(chat, chosen, tools, variables) for chat, chosen in each]))
 
     def stream_chat(
         self,
@@ -168,15 +183,15 @@ class LLM:
         )
         return self._engine.prepare(text, params, add_special_tokens=False)
 
-    def _run(self, requests: Sequence[EngineRequest]) -> list[RequestOutput]:
-        collectors: dict[str, OutputCollector] = {}
+    def _run(self, requests: Sequence[EngineRequest]) -> Iterator[RequestOutput]:
+        collectors: dict[str, OutputCollector] = {}  # in the requests' order, those that were not given out
         waiting = list(reversed(requests))
         with self._clean_engine() as engine:
             while waiting or engine.has_work:
                 self._admit(waiting, collectors)
                 for delta in engine.step():
                     collectors[delta.request_id].add(delta)
-        return [collector.result() for collector in collectors.values()]
+                yield from _whole_ones(collectors)
 
     @contextmanager
     def _clean_engine(self) -> Iterator[LLMEngine]:
@@ -208,6 +223,15 @@ class LLM:
                 logprobs=request.params.logprobs is not None,
             )
             self._engine.add_request(request_id, request)
+
+
+def _whole_ones(collectors: dict[str, OutputCollector]) -> Iterator[RequestOutput]:
+    """Take out the first answers, up to one that is not whole."""
+    while collectors:
+        first = next(iter(collectors))
+        if not collectors[first].finished:
+            return
+        yield collectors.pop(first).result()
 
 
 class _Phases:

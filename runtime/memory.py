@@ -25,7 +25,14 @@ __all__ = [
     "plan_memory",
 ]
 
-_BITS: dict[KVDtype, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
+_BITS: dict[KVDtype, int] = {
+    "float32": 32,
+    "bfloat16": 16,
+    "float16": 16,
+    "fp8": 8,
+    "int8": 8,
+    "int4": 6,  # keys have eight
+}
 _SCALED = ("int8", "int4")
 _SCALE_BYTES = 8  # float32, and as much again for what an engine pads
 _MIB = 1 << 20
@@ -169,7 +176,7 @@ def kv_bytes_per_token(plan: ModelPlan, dtype: KVDtype) -> int:
 
 def _work_bytes(plan: ModelPlan, settings: EngineSettings) -> int:
     """Activations of a full step and its logits, in float32, from above; and the runtime."""
-    widths = [layer.mlp.gate.out_features for layer in plan.layers]
+    widths = [layer.mlp.width for layer in plan.layers]
     per_token = 8 * plan.hidden_size + 3 * max(widths, default=0)
     rows = settings.max_num_seqs + settings.max_scored_tokens
     return 4 * (settings.max_num_batched_tokens * per_token + 2 * rows * plan.vocab_size) + _RUNTIME

@@ -8,7 +8,7 @@ by the architecture file with the attribute's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ __all__ = [
     "LinearPlan",
     "MlpPlan",
     "ModelPlan",
+    "MoePlan",
     "NormPlan",
     "RopePlan",
     "ScalingGroup",
@@ -84,6 +85,25 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingGroup:
+    """Linears that read one tensor, and the operation whose output channels can absorb a scale.
+
+    Dividing the output of `source` (a norm, or a linear's rows) by s and
+    multiplying the columns of `linears` by s leaves the model unchanged.
+    `repeats` says how many consecutive blocks of `block` input channels share
+    one source channel block (grouped-query attention: v feeds o). `routers`
+    read the tensor too and are never quantized.
+    """
+
+    source: str
+    source_kind: Literal["norm", "linear"]
+    linears: tuple[LinearPlan, ...]
+    repeats: int = 1
+    block: int = 0
+    routers: tuple[LinearPlan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class MlpPlan:
     """Gated MLP: `down(activation(gate(x)) * up(x))`."""
 
@@ -92,22 +112,89 @@ class MlpPlan:
     down: LinearPlan
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
 
+    @property
+    def linears(self) -> tuple[LinearPlan, ...]:
+        """Every quantizable linear, in execution order."""
+        return (self.gate, self.up, self.down)
+
+    @property
+    def input_groups(self) -> tuple[tuple[LinearPlan, ...], ...]:
+        """Linears grouped by the tensor they read, in execution order."""
+        return ((self.gate, self.up), (self.down,))
+
+    @property
+    def routers(self) -> tuple[LinearPlan, ...]:
+        """A dense MLP has none."""
+        return ()
+
+    @property
+    def width(self) -> int:
+        """Channels between gate and down that one token takes."""
+        return self.gate.out_features
+
+    def scaling_groups(self, norm: NormPlan) -> tuple[ScalingGroup, ...]:
+        """Where an input scale can be folded away, behind `norm`."""
+        return (
+            ScalingGroup(norm.name, "norm", (self.gate, self.up)),
+            ScalingGroup(self.up.name, "linear", (self.down,)),
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class ScalingGroup:
-    """Linears that read one tensor, and the operation whose output channels can absorb a scale.
+class MoePlan:
+    """Mixture of experts (Shazeer et al. 2017): each token goes through the `top_k` likeliest of `experts`.
 
-    Dividing the output of `source` (a norm, or a linear's rows) by s and
-    multiplying the columns of `linears` by s leaves the model unchanged.
-    `repeats` says how many consecutive blocks of `block` input channels share
-    one source channel block (grouped-query attention: v feeds o).
+    Their outputs are summed with the weights softmax(router(x)), which are
+    divided by the sum of the chosen ones with `normalize_top_k`. The `shared`
+    expert sees every token; its output is multiplied by
+    sigmoid(shared_gate(x)) where there is such a gate, and added. Router and
+    shared gate are never quantized.
     """
 
-    source: str
-    source_kind: Literal["norm", "linear"]
-    linears: tuple[LinearPlan, ...]
-    repeats: int = 1
-    block: int = 0
+    router: LinearPlan
+    experts: tuple[MlpPlan, ...]
+    top_k: int
+    normalize_top_k: bool
+    shared: MlpPlan | None = None
+    shared_gate: LinearPlan | None = None
+
+    @property
+    def mlps(self) -> tuple[MlpPlan, ...]:
+        """The experts, the shared one last."""
+        return self.experts if self.shared is None else (*self.experts, self.shared)
+
+    @property
+    def linears(self) -> tuple[LinearPlan, ...]:
+        """Every quantizable linear, expert by expert."""
+        return tuple(linear for mlp in self.mlps for linear in mlp.linears)
+
+    @property
+    def input_groups(self) -> tuple[tuple[LinearPlan, ...], ...]:
+        """Linears grouped by the tensor they read: an expert's are the rows of its own tokens."""
+        return tuple(group for mlp in self.mlps for group in mlp.input_groups)
+
+    @property
+    def readers(self) -> tuple[LinearPlan, ...]:
+        """All quantizable linears that read the norm, of whichever tokens."""
+        return tuple(linear for mlp in self.mlps for linear in (mlp.gate, mlp.up))
+
+    @property
+    def routers(self) -> tuple[LinearPlan, ...]:
+        """The linears that decide how much each expert counts."""
+        return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
+
+    @property
+    def width(self) -> int:
+        """Channels between gate and down that one token takes, over all its experts."""
+        shared = 0 if self.shared is None else self.shared.width
+        return shared + self.top_k * max(expert.width for expert in self.experts)
+
+    def scaling_groups(self, norm: NormPlan) -> tuple[ScalingGroup, ...]:
+        """Where an input scale can be folded away: one for all that read `norm`, one for each expert."""
+        return (
+            ScalingGroup(norm.name, "norm", self.readers, routers=self.routers),
+            *(ScalingGroup(mlp.up.name, "linear", (mlp.down,)) for mlp in self.mlps),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,39 +205,44 @@ class LayerPlan:
     input_norm: NormPlan
     attention: AttentionPlan
     mlp_norm: NormPlan
-    mlp: MlpPlan
+    mlp: MlpPlan | MoePlan
 
     @property
     def linears(self) -> tuple[LinearPlan, ...]:
         """Every quantizable linear, in execution order."""
-        a, m = self.attention, self.mlp
-        return (a.q, a.k, a.v, a.o, m.gate, m.up, m.down)
+        a = self.attention
+        return (a.q, a.k, a.v, a.o, *self.mlp.linears)
+
+    @property
+    def norms(self) -> tuple[NormPlan, ...]:
+        """The norms that there are."""
+        norms = (self.input_norm, self.mlp_norm, self.attention.q_norm, self.attention.k_norm)
+        return tuple(norm for norm in norms if norm is not None)
 
     @property
     def input_groups(self) -> tuple[tuple[LinearPlan, ...], ...]:
-        """Linears grouped by the tensor they read, in execution order."""
-        a, m = self.attention, self.mlp
-        return ((a.q, a.k, a.v), (a.o,), (m.gate, m.up), (m.down,))
+        """Quantizable linears grouped by the tensor they read, in execution order."""
+        a = self.attention
+        return ((a.q, a.k, a.v), (a.o,), *self.mlp.input_groups)
 
     @property
     def scaling_groups(self) -> tuple[ScalingGroup, ...]:
-        """Where an input scale can be folded away, one entry for each of `input_groups`."""
-        a, m = self.attention, self.mlp
+        """Where an input scale can be folded away; in a dense block one for each of `input_groups`."""
+        a = self.attention
         return (
             ScalingGroup(self.input_norm.name, "norm", (a.q, a.k, a.v)),
             ScalingGroup(a.v.name, "linear", (a.o,), repeats=a.num_heads // a.num_kv_heads, block=a.head_dim),
-            ScalingGroup(self.mlp_norm.name, "norm", (m.gate, m.up)),
-            ScalingGroup(m.up.name, "linear", (m.down,)),
+            *self.mlp.scaling_groups(self.mlp_norm),
         )
 
-    def tensor_names(self) -> Iterator[str]:
-        """Checkpoint names of all tensors that this block reads."""
-        for linear in self.linears:
-            yield linear.weight
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Unpacked shapes of all tensors that this block reads, by checkpoint name."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for linear in (*self.linears, *self.mlp.routers):
+            shapes[linear.weight] = (linear.out_features, linear.in_features)
             if linear.bias:
-                yield f"{linear.name}.bias"
-        norms = (self.input_norm, self.mlp_norm, self.attention.q_norm, self.attention.k_norm)
-        yield from (f"{norm.name}.weight" for norm in norms if norm is not None)
+                shapes[f"{linear.name}.bias"] = (linear.out_features,)
+        return shapes | {f"{norm.name}.weight": (norm.size,) for norm in self.norms}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,26 +278,19 @@ class ModelPlan:
         """Keys and values stored for one token over all layers."""
         return sum(2 * layer.attention.num_kv_heads * layer.attention.head_dim for layer in self.layers)
 
-    def tensor_names(self) -> Iterator[str]:
-        """Checkpoint names of all tensors that the model reads."""
-        yield f"{self.embedding}.weight"
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Unpacked shapes of all tensors that the model reads, by checkpoint name; a tied head has none."""
+        shapes: dict[str, tuple[int, ...]] = {f"{self.embedding}.weight": (self.vocab_size, self.hidden_size)}
         for layer in self.layers:
-            yield from layer.tensor_names()
-        yield f"{self.final_norm.name}.weight"
+            shapes |= layer.tensor_shapes()
+        shapes[f"{self.final_norm.name}.weight"] = (self.final_norm.size,)
         if self.head is not None:
-            yield self.head.weight
+            shapes[self.head.weight] = (self.head.out_features, self.head.in_features)
+        return shapes
 
     def num_parameters(self) -> int:
         """Weights of the whole model; a tied head counts once."""
-        total = self.vocab_size * self.hidden_size + self.final_norm.size
-        for layer in self.layers:
-            total += sum(linear.in_features * linear.out_features for linear in layer.linears)
-            total += sum(linear.out_features for linear in layer.linears if linear.bias)
-            norms = (layer.input_norm, layer.mlp_norm, layer.attention.q_norm, layer.attention.k_norm)
-            total += sum(norm.size for norm in norms if norm is not None)
-        if self.head is not None:
-            total += self.head.in_features * self.head.out_features
-        return total
+        return sum(map(math.prod, self.tensor_shapes().values()))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-ready values, for an engine's `plan.json`."""

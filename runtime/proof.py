@@ -31,7 +31,7 @@ def prove_again(folder: EngineFolder) -> RepeatedProof:
     if not folder.golden:
         raise ArtifactError(f"artifact {folder.name} has no golden prompts", hint="build it again")
     opened = open_engine(folder)
-    settings, options = opened.modes.choose(EngineSettings())
+    settings, options = opened.modes.choose(EngineSettings(), folder.kv_cache)
     executor = opened.load(golden_cache(folder.golden, settings.kv_dtype), options)
     try:
         info = executor.info

@@ -30,7 +30,8 @@ class EngineSettings:
     """Sizes and number formats of one engine. Raises InputError for a value that can't be meant.
 
     compute                 the number format of activations; None for the engine's default
-    kv_cache_dtype          None stores keys and values in float32 beside float32 compute, else in bfloat16
+    kv_cache_dtype          None stores keys and values in the artifact's own format, if it has one; else in
+                            float32 beside float32 compute, and in bfloat16
     block_size              tokens in a block of the paged cache
     max_model_len           tokens of one request, prompt and answer; None for the model's own limit
     max_num_seqs            requests that run at once
@@ -115,13 +116,17 @@ class EngineModes:
     kv_dtypes: tuple[KVDtype, ...]
     options: frozenset[str] = frozenset()
 
-    def choose(self, settings: EngineSettings) -> tuple[EngineSettings, ExecutorOptions]:
+    def choose(
+        self, settings: EngineSettings, kv_cache: KVDtype | None = None
+    ) -> tuple[EngineSettings, ExecutorOptions]:
         """`settings` with the formats that will be used, and what the executor is told.
+
+        `kv_cache` is the artifact's own format of keys and values, if it has one.
 
         Raises UnsupportedError naming what this engine lacks: nothing that was asked for is ignored.
         """
         compute = self.computes[0] if settings.compute is None else settings.compute
-        settings = replace(settings, compute=compute)
+        settings = replace(settings, compute=compute, kv_cache_dtype=settings.kv_cache_dtype or kv_cache)
         settings = replace(settings, kv_cache_dtype=settings.kv_dtype)
         self._require("compute", compute, self.computes)
         self._require("kv_cache_dtype", settings.kv_dtype, self.kv_dtypes)

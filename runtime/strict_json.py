@@ -22,7 +22,8 @@ def from_json(kind: type[_T], value: Any, where: str) -> _T:
     """The dataclass `kind` that `dataclasses.asdict` turned into `value`, before or after JSON.
 
     Fields may be dataclasses, strings, booleans, integers of 64 bits, finite
-    floats, literals, tuples of one type, and any of these or None. Raises
+    floats, literals, tuples of one type, any of these or None, and one of several
+    dataclasses, told apart by their fields. Raises
     InputError naming the field by its path from `where`.
     """
     if not isinstance(value, Mapping):
@@ -64,8 +65,16 @@ def _read_composed(hint: Any, value: Any, where: str) -> Any:
             raise InputError(where, found=_shown(value), expected="a list")
         return tuple(_read(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     assert origin in (Union, types.UnionType), hint
-    (inner,) = (argument for argument in arguments if argument is not type(None))
-    return None if value is None else _read(inner, value, where)
+    if value is None and type(None) in arguments:
+        return None
+    kinds = [argument for argument in arguments if argument is not type(None)]
+    return _read(kinds[0] if len(kinds) == 1 else _nearest(kinds, value), value, where)
+
+
+def _nearest(kinds: list[Any], value: Any) -> Any:
+    """Of several dataclasses the first that shares most fields with `value`."""
+    found = set(value) if isinstance(value, Mapping) else set()
+    return max(kinds, key=lambda kind: len(found & {field.name for field in fields(kind)}))
 
 
 def _read_float(value: Any, where: str) -> float:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.checkpoint import plan_shapes
 from gristmill.runtime.formats.write import write_checkpoint
+from gristmill.runtime.model_plan import LayerPlan, MlpPlan
 from gristmill.runtime.safetensors_writer import TensorSpec, write_safetensors
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.hf_folder import HfFolder
@@ -21,6 +21,7 @@ from gristmill.runtime.sources.hf_folder import HfFolder
 __all__ = [
     "DTYPES",
     "SchemeOf",
+    "dense_mlp",
     "quantize_source",
     "random_quantized",
     "round_to_nearest",
@@ -32,6 +33,12 @@ __all__ = [
 DTYPES: Mapping[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
 SchemeOf = Callable[[str], QuantScheme | None]
+
+
+def dense_mlp(layer: LayerPlan) -> MlpPlan:
+    """The MLP of a block without experts."""
+    assert isinstance(layer.mlp, MlpPlan)
+    return layer.mlp
 
 
 def write_folder(folder: Path, config: dict[str, Any], tensors: Mapping[str, NDArray[Any]]) -> Path:
@@ -49,7 +56,7 @@ def write_random(folder: Path, config: dict[str, Any], deviation: float = 1.0) -
     random, dtype = np.random.default_rng(0), np.dtype(DTYPES[config["dtype"]])
     tensors = {
         name: random.normal(1.0 if "norm" in name else 0.0, deviation, shape).astype(dtype)
-        for name, shape in plan_shapes(plan_model(config)).items()
+        for name, shape in plan_model(config).tensor_shapes().items()
     }
     return write_folder(folder, config, tensors)
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gristmill.pipeline.compile.target import OnProgress
-from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint, plan_shapes
+from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint
 from gristmill.runtime.errors import InternalError
+from gristmill.runtime.formats.kv_scales import kv_scale_tensors
 from gristmill.runtime.formats.select import FormatName, format_of
 from gristmill.runtime.formats.verify import verify_checkpoint
 from gristmill.runtime.formats.write import write_checkpoint
@@ -28,13 +31,14 @@ def export_checkpoint(
 ) -> None:
     """Write `checkpoint` into the new folder `out` in another format, and compare it bit for bit.
 
-    One weight is held at a time. Raises UnsupportedError for weights that the
-    format can't hold, IntegrityError, StorageError.
+    One weight is held at a time. Raises UnsupportedError for weights, or scales
+    of an FP8 cache, that the format can't hold, IntegrityError, StorageError.
     """
     opened = open_checkpoint(checkpoint)
     quantized = _Quantized(opened)
-    write_checkpoint(out, _Unpacked(opened, HfFolder(checkpoint)), quantized, {}, format)
-    verify_checkpoint(out, quantized, {})
+    source = _Unpacked(opened, HfFolder(checkpoint))
+    write_checkpoint(out, source, quantized, {}, format, kv_scales=opened.kv_scales)
+    verify_checkpoint(out, quantized, {}, opened.kv_scales)
     if on_progress is not None:
         layers = len(opened.plan.layers)
         on_progress(layers, layers)
@@ -85,7 +89,7 @@ class _Unpacked:
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
         pieces = self._pieces()
         plain = {name: shape for name, shape in self.folder.tensor_shapes().items() if name not in pieces}
-        return {**plain, **plan_shapes(self.checkpoint.plan)}
+        return {**plain, **self.checkpoint.plan.tensor_shapes()}
 
     def load(self, name: str) -> Tensor:
         if name.removesuffix(".weight") in self.checkpoint.schemes:
@@ -99,13 +103,14 @@ class _Unpacked:
         return self.folder.digest()
 
     def _pieces(self) -> set[str]:
-        """The stored tensors that packed weights are made of."""
+        """The stored tensors that packed weights are made of, and the scales of an FP8 cache."""
         schemes = self.checkpoint.schemes
         if not schemes:
             return set()
+        plan, scales = self.checkpoint.plan, self.checkpoint.kv_scales
         layout = format_of(self.checkpoint.config[_QUANTIZATION]).layout
-        shapes = plan_shapes(self.checkpoint.plan)
-        pieces: set[str] = set()
+        shapes = plan.tensor_shapes()
+        pieces = set(kv_scale_tensors(plan, scales, np.dtype(np.float32))) if scales else set()
         for name, scheme in schemes.items():
             rows, columns = shapes[f"{name}.weight"]
             pieces |= layout(name, scheme, (rows, columns)).keys()

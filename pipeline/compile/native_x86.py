@@ -26,7 +26,7 @@ from gristmill.runtime.executors.native.engine_file import (
     header_bytes,
     plan_bytes,
 )
-from gristmill.runtime.executors.native.plan_check import check_plan
+from gristmill.runtime.executors.native.plan_check import check_plan, dense_mlp
 from gristmill.runtime.files import make_folder, sha256_file, write_atomic, writing_whole
 from gristmill.runtime.kernels.layout import (
     TILE_ROWS,
@@ -39,7 +39,7 @@ from gristmill.runtime.kernels.layout import (
 from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan, NormPlan
 from gristmill.runtime.scheme import QuantizedTensor
 
-__all__ = ["compile_native"]
+__all__ = ["compile_native", "require_supported"]
 
 _MOST_HEAD_DIM = 256
 _PAGE = 4096
@@ -58,7 +58,7 @@ def compile_native(checkpoint: Path, out: Path, on_progress: OnProgress | None =
     """
     opened = open_checkpoint(checkpoint)
     check_plan(opened.plan)
-    _check_supported(opened.plan)
+    require_supported(opened.plan)
     make_folder(out)
     path = out / WEIGHTS_FILE
     with writing_whole(path) as file:
@@ -69,8 +69,10 @@ def compile_native(checkpoint: Path, out: Path, on_progress: OnProgress | None =
     write_atomic(out / PLAN_FILE, plan_bytes(engine))
 
 
-def _check_supported(plan: ModelPlan) -> None:
+def require_supported(plan: ModelPlan) -> None:
+    """Raise UnsupportedError, naming the layer, for a model that the engine can't run."""
     for layer in plan.layers:
+        dense_mlp(layer)
         if layer.attention.head_dim > _MOST_HEAD_DIM:
             found = layer.attention.head_dim
             raise UnsupportedError(
@@ -109,14 +111,16 @@ def _write(writer: _Writer, checkpoint: Checkpoint, path: Path, on_progress: OnP
     head = _write_head(writer, checkpoint)
     size = writer.end + -writer.end % _PAGE
     writer.file.truncate(size)
-    engine = EngineFile(path, size, "", plan, tuple(layers), embedding, final_norm, head)
+    engine = EngineFile(
+        path, size, "", plan, tuple(layers), embedding, final_norm, head, checkpoint.kv_scales
+    )
     writer.file.seek(0)
     writer.file.write(header_bytes(engine))
     return engine
 
 
 def _write_layer(writer: _Writer, checkpoint: Checkpoint, layer: LayerPlan) -> StoredLayer:
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.attention, dense_mlp(layer)
     q_norm, k_norm = attention.q_norm, attention.k_norm
     return StoredLayer(
         input_norm=_write_norm(writer, checkpoint, layer.input_norm),

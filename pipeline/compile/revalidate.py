@@ -25,7 +25,7 @@ from gristmill.recipes.schema import Recipe
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import InputError, OutsideError, RecipeError
 
-__all__ = ["Revalidation", "known_places", "revalidate"]
+__all__ = ["Revalidation", "find_recipe", "known_places", "open_original", "revalidate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ def revalidate(
     `recipe_folder` that was named must hold them: RecipeError, ModelError.
     """
     try:
-        recipe = _find_recipe(store, artifact, recipe_folder)
+        recipe = find_recipe(store, artifact, recipe_folder)
         if recipe.validation is None:
             return None
-        model = _open_original(recipe, artifact)
+        model = open_original(recipe, artifact)
     except (InputError, OutsideError) as error:
         if recipe_folder is not None:
             raise
@@ -79,8 +79,8 @@ def known_places(store: Store, artifact: Artifact, recipe_folder: Path | None) -
     return places
 
 
-def _find_recipe(store: Store, artifact: Artifact, named: Path | None) -> Recipe:
-    """The artifact's recipe beside its files, whose digests it pins."""
+def find_recipe(store: Store, artifact: Artifact, named: Path | None) -> Recipe:
+    """The artifact's recipe beside its files, whose digests it pins. Raises RecipeError."""
     text = (artifact.folder / "recipe.yaml").read_text(encoding="utf-8")
     places = known_places(store, artifact, named)
     known = [Path(places[RECIPE_FOLDER])] if RECIPE_FOLDER in places else []
@@ -97,7 +97,8 @@ def _find_recipe(store: Store, artifact: Artifact, named: Path | None) -> Recipe
     raise faults[0]
 
 
-def _open_original(recipe: Recipe, artifact: Artifact) -> BuildModel:
+def open_original(recipe: Recipe, artifact: Artifact) -> BuildModel:
+    """The model that the artifact was made of. Raises InputError if it has changed since, ModelError."""
     model = open_model(recipe)
     found, expected = model.source.digest(), artifact.manifest.lineage.base_model.digest
     if found != expected:

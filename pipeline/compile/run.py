@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.blobs import link_or_copy
-from gristmill.artifacts.engines import GOLDEN_FOLDER, REFERENCE, engine_targets
+from gristmill.artifacts.engines import GOLDEN_FOLDER, REFERENCE, engine_targets, own_kv_cache
 from gristmill.artifacts.golden import read_golden
 from gristmill.artifacts.manifest import Manifest
 from gristmill.artifacts.proofs import proofs_file, write_proofs
@@ -139,8 +139,14 @@ def _prove(
     store: Store, artifact: Artifact, folder: Path, target: Target, recipe_folder: Path | None, tell: Progress
 ) -> _Made:
     golden = read_golden(folder / GOLDEN_FOLDER)
+    reference = next(entry for entry in artifact.manifest.engines if entry.target == REFERENCE)
     engine = EngineFolder(
-        artifact.name, target.name, folder / target.place, folder / CHECKPOINT, golden=golden
+        artifact.name,
+        target.name,
+        folder / target.place,
+        folder / CHECKPOINT,
+        golden=golden,
+        kv_cache=own_kv_cache(reference.kv_cache),
     )
     proof = prove_engine(engine)
     proven = proof.engine.golden

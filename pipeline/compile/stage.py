@@ -13,8 +13,9 @@ from gristmill.pipeline.progress import Progress
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.executors.load import engine_fault
+from gristmill.runtime.model_plan import ModelPlan
 
-__all__ = ["CompiledEngine", "StepProgress", "compile_engine", "require_runnable"]
+__all__ = ["CompiledEngine", "StepProgress", "compile_engine", "require_engines", "require_runnable"]
 
 _FOLDER = "engine"
 _CODE = (
@@ -64,6 +65,13 @@ def require_runnable(targets: Sequence[str]) -> None:
                 found=fault,
                 hint="compile it where it will run",
             )
+
+
+def require_engines(targets: Sequence[str], plan: ModelPlan) -> None:
+    """Refuse engines that can't run here, or can't run this model: UnsupportedError naming the first."""
+    require_runnable(targets)
+    for target in targets:
+        find_target(target).check(plan)
 
 
 def compile_engine(

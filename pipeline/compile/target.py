@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from gristmill.runtime.model_plan import ModelPlan
+
 __all__ = ["OnProgress", "Target"]
 
 OnProgress: TypeAlias = Callable[[int, int], None]
@@ -20,6 +22,7 @@ class Target:
     An `engine` serves, and lies in `engines/<name>/`; an `export` is a folder
     for other programs, in `exports/<name>/`. `write(checkpoint, out,
     on_progress)` fills the new folder `out`; equal input gives equal bytes.
+    `check(plan)` raises UnsupportedError for a model that it can't hold.
     """
 
     name: str
@@ -27,6 +30,7 @@ class Target:
     makes: str
     needs: str
     write: Callable[[Path, Path, OnProgress | None], None]
+    check: Callable[[ModelPlan], None] = lambda plan: None
 
     @property
     def place(self) -> str:

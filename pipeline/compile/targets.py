@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from gristmill.artifacts.engines import REFERENCE
 from gristmill.pipeline.compile.export import export_checkpoint
-from gristmill.pipeline.compile.native_x86 import compile_native
+from gristmill.pipeline.compile.native_x86 import compile_native, require_supported
 from gristmill.pipeline.compile.target import Target
 from gristmill.runtime.errors import UnsupportedError
 
@@ -36,6 +36,7 @@ _ALL = (
         makes="an engine for x86-64 CPUs, mapped into memory as it is",
         needs="an x86-64 machine, to prove it",
         write=compile_native,
+        check=require_supported,
     ),
 )
 

@@ -21,13 +21,13 @@ def fold_scales(
     """The tensors that change, by checkpoint name and in their own dtype; nothing is altered in place.
 
     `scales` is float32 [K], positive, and equal over the repeats of a block
-    (see `shared_scales`). The columns of `group.linears` are multiplied, the
-    output channels of `group.source`, its bias too, divided.
+    (see `shared_scales`). The columns of `group.linears` and `group.routers` are
+    multiplied, the output channels of `group.source`, its bias too, divided.
     """
     if not (torch.isfinite(scales) & (scales > 0)).all():
         raise InternalError(f"scales to fold into {group.source} are not all positive and finite")
     folded = {}
-    for linear in group.linears:
+    for linear in (*group.linears, *group.routers):
         weight = weights[linear.weight]
         folded[linear.weight] = (weight.float() * scales).to(weight.dtype)
     channels = _source_channels(group, scales)
@@ -41,7 +41,13 @@ def fold_scales(
 
 
 def shared_scales(group: ScalingGroup, scales: torch.Tensor) -> torch.Tensor:
-    """`scales` [K] with one value, the geometric mean, for all input channels that share a source channel."""
+    """`scales` [K] with one value, the geometric mean, for all input channels that share a source channel.
+
+    Where routers read the input too they are powers of two: folding these
+    changes no bit of a router's logits, so every token keeps its experts.
+    """
+    if group.routers:
+        return scales.log2().round().exp2()
     if group.repeats == 1:
         return scales
     blocks = scales.view(-1, group.repeats, group.block)

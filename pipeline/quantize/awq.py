@@ -95,8 +95,7 @@ def search_scales(
     best = torch.ones(hessian.shape[0])
     least = sum(_output_error(weight, hessian, best, scheme) for weight, scheme in parts)
     for candidate in _candidates(parts, statistics, settings.exponents):
-        shared = share(candidate)
-        scales = shared / (shared.max() * shared.min()).sqrt()
+        scales = share(candidate / (candidate.max() * candidate.min()).sqrt())
         error = sum(_output_error(weight, hessian, scales, scheme) for weight, scheme in parts)
         if error < least:
             best, least = scales, error

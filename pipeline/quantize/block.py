@@ -11,12 +11,14 @@ from typing import Protocol, get_args
 import torch
 
 from gristmill.calibration.drift import GroupStatistics
+from gristmill.calibration.mixture import MIN_EXPERT_TOKENS
 from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.calibration.streams import run_block
 from gristmill.pipeline.prepare.fold import fold_scales, shared_scales
 from gristmill.pipeline.quantize.awq import AwqSettings, quantize_awq, search_scales
 from gristmill.pipeline.quantize.correct import corrected_weight
+from gristmill.pipeline.quantize.coverage import expert_name, uncovered
 from gristmill.pipeline.quantize.gptq import GptqSettings, factorize_hessian, quantize_gptq
 from gristmill.pipeline.quantize.grids import dequantized
 from gristmill.pipeline.quantize.input_scale import input_scale
@@ -62,6 +64,7 @@ class QuantizeSettings:
     input_percentile    of an input's values, by size, that a static scale keeps in range
     correct_drift       aim at the original model's outputs, where the walk follows them
     correction_damping  ridge of that correction, as a part of the Hessian's mean diagonal
+    min_expert_tokens   for experts that get fewer, the other tokens of their layer count too
     """
 
     method: Method
@@ -73,6 +76,7 @@ class QuantizeSettings:
     input_percentile: float = 100.0
     correct_drift: bool = True
     correction_damping: float = 0.5
+    min_expert_tokens: int = MIN_EXPERT_TOKENS
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -111,12 +115,14 @@ class BlockResult:
                rounding as a part of the output; E is the distance to the weight
                that was rounded, or, where all linears learn together, to the
                original's
+    routed     calibration tokens that the router sent to each expert, by the expert's name
     notes      what a user should know, such as raised damping
     """
 
     quantized: dict[str, QuantizedTensor]
     dense: dict[str, torch.Tensor]
     errors: dict[str, float]
+    routed: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -142,7 +148,9 @@ def quantize_block(
             break
         known = None if statistics is None else statistics.group(index, current)
         if settings.method == "signround":
-            seen.append(known)
+            seen.append(None if known is None else GroupStatistics(known.inputs))
+        if known is not None and known.routed is not None:
+            result.routed[expert_name(group[0])] = known.routed
         for linear, tensor, error in _quantize_group(group, current, known, settings, notes):
             result.quantized[linear.name] = tensor
             result.errors[linear.name] = error
@@ -153,7 +161,8 @@ def quantize_block(
     codes = {linear.weight for linear in layer.linears if linear.name in result.quantized}
     dense = {name: current[name] for name in weights if current[name] is not weights[name]}
     dense = {name: tensor for name, tensor in dense.items() if name not in codes}
-    return BlockResult(result.quantized, dense, result.errors, tuple(notes))
+    notes += uncovered(layer.index, result.routed, settings.min_expert_tokens)
+    return BlockResult(result.quantized, dense, result.errors, result.routed, tuple(notes))
 
 
 def served_weights(weights: Weights, result: BlockResult) -> dict[str, torch.Tensor]:

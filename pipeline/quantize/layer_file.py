@@ -45,6 +45,7 @@ def write_layer(path: Path, result: BlockResult) -> None:
             if tensor.input_scale is not None
         },
         "errors": result.errors,
+        "routed": result.routed,
         "notes": list(result.notes),
     }
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -57,7 +58,7 @@ def read_layer(path: Path) -> BlockResult:
         quantized = {name: _tensor(file, name, rest) for name in rest["schemes"]}
         names = [key.removeprefix(_DENSE) for key in file.keys() if key.startswith(_DENSE)]  # noqa: SIM118
         dense = {name: file.get_tensor(_DENSE + name) for name in names}
-        return BlockResult(quantized, dense, rest["errors"], tuple(rest["notes"]))
+        return BlockResult(quantized, dense, rest["errors"], rest["routed"], tuple(rest["notes"]))
 
 
 def read_linear(path: Path, name: str) -> QuantizedTensor:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from gristmill.artifacts.blobs import link_or_copy
 from gristmill.artifacts.manifest import Determinism
 from gristmill.calibration.blocks import load_block
 from gristmill.calibration.samples import TokenSamples
@@ -21,35 +22,46 @@ from gristmill.pipeline.quantize.block import (
     quantize_block,
     served_weights,
 )
+from gristmill.pipeline.quantize.coverage import ExpertCoverage
 from gristmill.pipeline.quantize.layer_file import LazyTensors, layer_path, read_layer, write_layer
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.runtime.errors import IntegrityError
 from gristmill.runtime.executors.reference.blocks import to_numpy
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan
+from gristmill.runtime.scheme import QuantScheme
 from gristmill.runtime.sources.base import Tensor
 
-__all__ = ["QuantizedModel", "quantize_key", "quantize_model", "walk_compute"]
+__all__ = ["QUANTIZE_CODE", "QuantizedModel", "quantize_key", "quantize_model", "walk_compute"]
 
-
-_CODE = (
+QUANTIZE_CODE = (
     "gristmill.calibration",
     "gristmill.pipeline.prepare",
     "gristmill.pipeline.quantize",
     "gristmill.runtime.architectures",
     "gristmill.runtime.executors.reference.activations",
     "gristmill.runtime.executors.reference.blocks",
+    "gristmill.runtime.executors.reference.linears",
+    "gristmill.runtime.executors.reference.mlp",
     "gristmill.runtime.scheme",
     "gristmill.runtime.sources",
 )
+"""What computes a layer's result, for the keys of stages that quantize."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedModel:
-    """All finished layers: codes read on demand, changed plain tensors, and what each linear lost."""
+    """All finished layers: codes read on demand, changed plain tensors, and what each linear lost.
 
+    `folder` holds the layers' files, `schemes` is what they were quantized to.
+    `coverage` is None for a model without experts, and where nothing was calibrated.
+    """
+
+    folder: Path
+    schemes: Mapping[str, QuantScheme | None]
     tensors: LazyTensors
     dense: Mapping[str, Tensor]
     errors: Mapping[str, float]
+    coverage: ExpertCoverage | None
     notes: tuple[str, ...]
 
 
@@ -63,7 +75,7 @@ def quantize_key(
         "settings": asdict(settings),
         "contract": asdict(contract),
     }
-    return stage_key("quantize", inputs, code_version(_CODE))
+    return stage_key("quantize", inputs, code_version(QUANTIZE_CODE))
 
 
 def quantize_model(
@@ -73,16 +85,21 @@ def quantize_model(
     stages: StageCache,
     key: str,
     progress: Progress,
+    earlier: QuantizedModel | None = None,
 ) -> QuantizedModel:
     """Quantize every block under the stage key `key`, beginning behind those that are finished.
 
-    Raises ModelError, naming the linear, for NaN and Inf wherever they arise.
+    `earlier` differs in `schemes` alone: a layer depends on those before it, so
+    the layers in front of the first that differs are taken from there. Raises
+    ModelError, naming the linear, for NaN and Inf wherever they arise.
     """
     layers = model.plan.layers
     if (done := stages.finished("quantize", key)) is not None:
-        return _collect(model, done)
+        return _collect(model, settings, done)
     with stages.open("quantize", key) as stage:
         progress.stage("quantize", len(layers), "layers")
+        if earlier is not None:
+            _take_layers(model.plan, settings, earlier, stage.folder)
         finished = _finished_layers(stage.folder, len(layers))
         if finished:
             progress.skip(finished)
@@ -90,7 +107,7 @@ def quantize_model(
         for layer, result in _results(model, samples, settings, stage.folder, finished):
             write_layer(layer_path(stage.folder, layer.index), result)
             progress.advance()
-        return _collect(model, stage.finish())
+        return _collect(model, settings, stage.finish())
 
 
 def _results(
@@ -113,6 +130,7 @@ def _results(
         follow_original=settings.follow_original,
         schemes=settings.schemes,
         keep_rows=settings.keep_rows,
+        min_expert_tokens=settings.min_expert_tokens,
     )
     for layer in model.plan.layers:
         weights = load_block(model.source, layer, walk.dtype)
@@ -145,11 +163,23 @@ def _finished_layers(folder: Path, total: int) -> int:
     return total
 
 
-def _collect(model: BuildModel, folder: Path) -> QuantizedModel:
+def _take_layers(plan: ModelPlan, settings: QuantizeSettings, earlier: QuantizedModel, folder: Path) -> None:
+    """Link the layers that `earlier` and this stage have in common."""
+    for layer in plan.layers:
+        names = [linear.name for linear in layer.linears]
+        if any(settings.schemes.get(name) != earlier.schemes.get(name) for name in names):
+            return
+        path = layer_path(folder, layer.index)
+        if not path.exists():
+            link_or_copy(layer_path(earlier.folder, layer.index), path)
+
+
+def _collect(model: BuildModel, settings: QuantizeSettings, folder: Path) -> QuantizedModel:
     files: dict[str, Path] = {}
     dense: dict[str, Tensor] = {}
     dtype: torch.dtype = getattr(torch, model.plan.dtype)
     errors: dict[str, float] = {}
+    routed: dict[str, int] = {}
     notes: list[str] = []
     for layer in model.plan.layers:
         path = layer_path(folder, layer.index)
@@ -157,5 +187,7 @@ def _collect(model: BuildModel, folder: Path) -> QuantizedModel:
         files |= dict.fromkeys(result.quantized, path)
         dense |= {name: to_numpy(tensor.to(dtype)) for name, tensor in result.dense.items()}
         errors |= result.errors
+        routed |= result.routed
         notes += result.notes
-    return QuantizedModel(LazyTensors(files), dense, errors, tuple(notes))
+    coverage = ExpertCoverage(settings.min_expert_tokens, routed) if routed else None
+    return QuantizedModel(folder, settings.schemes, LazyTensors(files), dense, errors, coverage, tuple(notes))

@@ -1,7 +1,9 @@
 """What a build keeps for its reports inside the artifact: the same bytes for the same recipe.
 
 report/layers.json                what each quantized linear lost
+report/widths.json                how much each unit of linears loses at each width, where widths were chosen
 report/data.json                  what calibration and validation read
+report/experts.json               how many calibration tokens each expert saw, of a mixture
 report/outliers.json              outlier channels of the original, behind each layer
 report/validation-<engine>.json   every data set by itself, and the worst passages
 """
@@ -20,7 +22,9 @@ from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.manifest import KlDivergence, Perplexity
 from gristmill.artifacts.reading import read_bounded
 from gristmill.artifacts.strict_json import parse_canonical, to_canonical
+from gristmill.pipeline.quantize.coverage import ExpertCoverage
 from gristmill.pipeline.report.mix import DataMix
+from gristmill.pipeline.search.widths import WidthChoice
 from gristmill.pipeline.validate.outliers import LayerOutliers
 from gristmill.pipeline.validate.worst import Passage
 from gristmill.runtime.errors import ArtifactError
@@ -30,17 +34,21 @@ __all__ = [
     "DataSet",
     "LayerErrors",
     "Measured",
+    "read_coverage",
     "read_data_mix",
     "read_layer_errors",
     "read_measured",
     "read_outliers",
+    "read_widths",
     "write_evidence",
 ]
 
 _REPORT_FOLDER = "report"
 _LAYERS_FILE = "layers.json"
+_WIDTHS_FILE = "widths.json"
 _DATA_FILE = "data.json"
 _OUTLIERS_FILE = "outliers.json"
+_EXPERTS_FILE = "experts.json"
 _MAX_BYTES = 64 << 20
 T = TypeVar("T")
 
@@ -87,20 +95,31 @@ class _Outliers:
 
 _OUTLIERS = TypeAdapter(_Outliers)
 _LAYER_ERRORS = TypeAdapter(LayerErrors)
+_WIDTHS = TypeAdapter(WidthChoice)
 _DATA_MIX = TypeAdapter(DataMix)
+_COVERAGE = TypeAdapter(ExpertCoverage)
 _MEASURED = TypeAdapter(Measured)
 
 
 def write_evidence(
-    folder: Path, layers: LayerErrors, mix: DataMix, outliers: tuple[LayerOutliers, ...]
+    folder: Path,
+    layers: LayerErrors,
+    widths: WidthChoice | None,
+    mix: DataMix,
+    outliers: tuple[LayerOutliers, ...],
+    coverage: ExpertCoverage | None = None,
 ) -> None:
-    """Write all into the artifact at `folder`. Raises StorageError."""
+    """Write all into the artifact at `folder`; `coverage` is that of a mixture. Raises StorageError."""
     report = folder / _REPORT_FOLDER
     make_folder(report)
     write_atomic(report / _LAYERS_FILE, to_canonical(_LAYER_ERRORS, layers, _LAYERS_FILE))
+    if widths is not None:
+        write_atomic(report / _WIDTHS_FILE, to_canonical(_WIDTHS, widths, _WIDTHS_FILE))
     write_atomic(report / _DATA_FILE, to_canonical(_DATA_MIX, mix, _DATA_FILE))
     found = to_canonical(_OUTLIERS, _Outliers(outliers), _OUTLIERS_FILE)
     write_atomic(report / _OUTLIERS_FILE, found)
+    if coverage is not None:
+        write_atomic(report / _EXPERTS_FILE, to_canonical(_COVERAGE, coverage, _EXPERTS_FILE))
 
 
 def read_layer_errors(artifact: Artifact) -> LayerErrors | None:
@@ -108,9 +127,19 @@ def read_layer_errors(artifact: Artifact) -> LayerErrors | None:
     return _read(artifact, _LAYERS_FILE, partial(parse_canonical, _LAYER_ERRORS))
 
 
+def read_widths(artifact: Artifact) -> WidthChoice | None:
+    """How widths were chosen; None where the recipe decided. Raises ArtifactError, StorageError."""
+    return _read(artifact, _WIDTHS_FILE, partial(parse_canonical, _WIDTHS))
+
+
 def read_data_mix(artifact: Artifact) -> DataMix | None:
     """What was read; None for an artifact that does not say. Raises ArtifactError, StorageError."""
     return _read(artifact, _DATA_FILE, partial(parse_canonical, _DATA_MIX))
+
+
+def read_coverage(artifact: Artifact) -> ExpertCoverage | None:
+    """What each expert saw; None for a model without experts. Raises ArtifactError, StorageError."""
+    return _read(artifact, _EXPERTS_FILE, partial(parse_canonical, _COVERAGE))
 
 
 def read_outliers(artifact: Artifact) -> tuple[LayerOutliers, ...]:

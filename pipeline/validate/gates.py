@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gristmill.pipeline.validate.metrics import Metrics
 from gristmill.pipeline.worst_linears import worst_linears
@@ -26,6 +27,15 @@ class GateResult:
     def passed(self) -> bool:
         """Whether the value keeps the limit."""
         return self.gate.passes(self.value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return {
+            "metric": self.gate.metric,
+            "limit": self.gate.expression,
+            "value": self.value,
+            "passed": self.passed,
+        }
 
 
 def evaluate_gates(gates: Sequence[Gate], metrics: Metrics) -> tuple[GateResult, ...]:

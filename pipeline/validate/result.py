@@ -56,15 +56,7 @@ class ValidationResult:
             "calibration_overlap": self.overlap,
             "tokens": self.metrics.positions,
             "data": [row.to_dict() for row in self.data],
-            "gates": [
-                {
-                    "metric": result.gate.metric,
-                    "limit": result.gate.expression,
-                    "value": result.value,
-                    "passed": result.passed,
-                }
-                for result in self.gates
-            ],
+            "gates": [gate.to_dict() for gate in self.gates],
             "worst": [asdict(passage) for passage in self.worst],
         }
 

@@ -21,6 +21,7 @@ from gristmill.runtime.model_plan import (
     LinearPlan,
     MlpPlan,
     ModelPlan,
+    MoePlan,
     NormPlan,
     RopePlan,
 )
@@ -170,8 +171,8 @@ def gated_mlp(name: str, sizes: Sizes, activation: Activation, *, bias: bool = F
     )
 
 
-def pre_norm_block(index: int, sizes: Sizes, attention: AttentionPlan, mlp: MlpPlan) -> LayerPlan:
-    """Attention and MLP, each behind an RMS norm."""
+def pre_norm_block(index: int, sizes: Sizes, attention: AttentionPlan, mlp: MlpPlan | MoePlan) -> LayerPlan:
+    """Attention and MLP or experts, each behind an RMS norm."""
     name = f"model.layers.{index}"
     return LayerPlan(
         index=index,

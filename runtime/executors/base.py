@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import ModelPlan
 
 __all__ = ["Executor", "ExecutorInfo", "KVCacheConfig", "KVDtype", "SequenceStep"]
@@ -52,12 +53,16 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What runs: shown in start logs, `/v1/models` and validation results."""
+    """What runs: shown in start logs, `/v1/models` and validation results.
+
+    `kv_scales` are those with which an FP8 cache is read and written, if they were calibrated.
+    """
 
     name: str
     compute: str
     kv_cache: KVDtype
     kernels: dict[str, str] = field(default_factory=dict)
+    kv_scales: KVScales = ()
 
 
 class Executor(Protocol):

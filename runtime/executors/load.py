@@ -7,10 +7,11 @@ import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import get_args
 
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import UnsupportedError
-from gristmill.runtime.executors.base import Executor, KVCacheConfig
+from gristmill.runtime.executors.base import Executor, KVCacheConfig, KVDtype
 from gristmill.runtime.executors.native.engine_file import read_engine_file
 from gristmill.runtime.executors.native.modes import NATIVE_MODES
 from gristmill.runtime.model_plan import ModelPlan
@@ -91,7 +92,7 @@ def _open_reference(folder: EngineFolder) -> OpenedEngine:
             ) from error
         return ReferenceExecutor(checkpoint, cache, options.compute)
 
-    modes = EngineModes("reference", ("bfloat16", "float32"), ("float32", "bfloat16", "float16"))
+    modes = EngineModes("reference", ("bfloat16", "float32"), get_args(KVDtype))
     return OpenedEngine(checkpoint.plan, modes, weight_bytes, load)
 
 

@@ -21,6 +21,7 @@ from gristmill.runtime.scheme import QuantScheme
 __all__ = ["parse_config", "quantization_config"]
 
 _MIXED = "mixed-precision"
+_DENSE = "dense"
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _BLOCK_KEYS = (
     "config_groups",
@@ -43,7 +44,8 @@ def quantization_config(schemes: Mapping[str, QuantScheme], skipped: Sequence[st
 
     One scheme is a group with target `Linear`. Several are groups that list
     their layers: engines that fuse q, k and v match a class before the parts of
-    a fused layer, so a class target beside named ones would be misread.
+    a fused layer, so a class target beside named ones would be misread. Without
+    any scheme there is no group: the weights are plain, the cache may not be.
     """
     groups: list[tuple[QuantScheme, dict[str, Any], list[str]]] = []
     for name, scheme in schemes.items():
@@ -57,7 +59,7 @@ def quantization_config(schemes: Mapping[str, QuantScheme], skipped: Sequence[st
     mixed = len(set(formats)) > 1  # readers of old know no format of a group
     return {
         "quant_method": "compressed-tensors",
-        "format": _MIXED if mixed else formats[0],
+        "format": _MIXED if mixed else formats[0] if formats else _DENSE,
         "quantization_status": "compressed",
         "config_groups": {
             f"group_{index}": {
@@ -88,8 +90,7 @@ def parse_config(config: Mapping[str, Any], linear_names: Sequence[str]) -> dict
     scales know better. Raises UnsupportedError naming whatever is not read.
     """
     refuse_keys(WHERE, config, _BLOCK_KEYS)
-    for key in ("kv_cache_scheme", "transform_config"):
-        expect(key, config.get(key) or None, None)
+    expect("transform_config", config.get("transform_config") or None, None)
     sparsity = config.get("sparsity_config") or {}
     expect(
         "sparsity_config",
@@ -98,8 +99,10 @@ def parse_config(config: Mapping[str, Any], linear_names: Sequence[str]) -> dict
         "dense",
     )
     expect("quantization_status", config.get("quantization_status", "compressed"), "compressed")
-    expect("format", config.get("format"), *_FORMATS, _MIXED)
     groups = config.get("config_groups")
+    if groups == {} and config.get("kv_cache_scheme"):
+        return {}
+    expect("format", config.get("format"), *_FORMATS, _MIXED)
     if not isinstance(groups, Mapping) or not groups:
         raise UnsupportedError(f"{WHERE}: config_groups", found=groups, expected="at least one group")
     schemes: dict[str, QuantScheme] = {}

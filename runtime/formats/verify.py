@@ -9,6 +9,7 @@ import numpy as np
 
 from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint
 from gristmill.runtime.errors import IntegrityError, ModelError
+from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import LinearPlan
 from gristmill.runtime.safetensors_writer import TensorSpec
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
@@ -18,16 +19,22 @@ __all__ = ["verify_checkpoint"]
 
 
 def verify_checkpoint(
-    folder: Path, quantized: Mapping[str, QuantizedTensor], dense: Mapping[str, Tensor]
+    folder: Path,
+    quantized: Mapping[str, QuantizedTensor],
+    dense: Mapping[str, Tensor],
+    kv_scales: KVScales = (),
 ) -> None:
     """Open `folder` as a server would and compare every tensor of `quantized` and `dense`, bit for bit.
 
+    So are the scales of an FP8 cache.
     A symmetric weight may come back with its zero points spelled out, if they
     are all the midpoint. Raises IntegrityError naming the tensor that differs
     or can't be read.
     """
     try:
-        _compare_all(open_checkpoint(folder), quantized, dense)
+        checkpoint = open_checkpoint(folder)
+        _compare_all(checkpoint, quantized, dense)
+        _compare_kv_scales(checkpoint, kv_scales)
     except ModelError as error:
         raise IntegrityError(
             f"checkpoint {folder}: {error.what}", found=error.found, expected=error.expected
@@ -50,6 +57,23 @@ def _compare_all(
             _compare_quantized(checkpoint, linear, quantized[linear.name])
     for name, tensor in dense.items():
         _compare(folder, name, checkpoint.tensor(name), tensor)
+
+
+def _compare_kv_scales(checkpoint: Checkpoint, expected: KVScales) -> None:
+    found = checkpoint.kv_scales
+    if len(found) != len(expected):
+        raise IntegrityError(
+            f"scales of keys and values in {checkpoint.folder}",
+            found=f"{len(found)} layers",
+            expected=f"{len(expected)} layers",
+        )
+    for index, (ours, meant) in enumerate(zip(found, expected, strict=True)):
+        if ours != meant:
+            raise IntegrityError(
+                f"scales of layer {index}'s keys and values in {checkpoint.folder}",
+                found=ours,
+                expected=meant,
+            )
 
 
 def _compare_quantized(checkpoint: Checkpoint, linear: LinearPlan, expected: QuantizedTensor) -> None:

@@ -14,7 +14,9 @@ from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.errors import ArtifactError, InternalError, ModelError, UnsupportedError
 from gristmill.runtime.files import storage_errors, write_atomic
 from gristmill.runtime.formats.base import WeightFormat, stored_scales
+from gristmill.runtime.formats.kv_scales import kv_cache_scheme, kv_scale_tensors
 from gristmill.runtime.formats.select import FORMATS, FormatName
+from gristmill.runtime.kv_scales import KVScales, scale_share
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.safetensors_files import DTYPES, INDEX_FILE, SINGLE_FILE
 from gristmill.runtime.safetensors_writer import TensorSpec, write_safetensors
@@ -36,16 +38,18 @@ def write_checkpoint(
     dense: Mapping[str, Tensor],
     format: FormatName,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
+    *,
+    kv_scales: KVScales = (),
 ) -> None:
     """Write `source` with the linears of `quantized` packed and the tensors of `dense` replaced.
 
     `quantized` is keyed by linear name, `dense` by tensor name; every other
     tensor and side file is copied as it is. A tied head is not written. Each
     tensor is asked for twice, first for its shape and then for its data, so
-    `quantized` may load lazily; one is held at a time. Equal input gives equal
-    bytes. `config.json` comes last: a folder without it is unfinished. Raises
-    ArtifactError if `folder` is not empty, and UnsupportedError for what the
-    format can't hold.
+    `quantized` may load lazily; one is held at a time. `kv_scales` are those of
+    an FP8 cache, if it has any. Equal input gives equal bytes. `config.json`
+    comes last: a folder without it is unfinished. Raises ArtifactError if
+    `folder` is not empty, and UnsupportedError for what the format can't hold.
     """
     if "quantization_config" in source.config:
         raise UnsupportedError(f"model {source.name} is quantized already", hint="start from its original")
@@ -53,10 +57,11 @@ def write_checkpoint(
     names = _tensor_names(plan, source)
     linears, replaced = frozenset(quantized), frozenset(dense)
     _check_names(plan, names, linears, replaced)
-    weight_format = FORMATS[format]
-    content = _Content(source, quantized, dense, linears, replaced, weight_format, _MODEL_DTYPES[plan.dtype])
-    contents = {name: content.describe(name) for name in names}
-    config = _config(source.config, plan, weight_format, contents)
+    weight_format, dtype = FORMATS[format], _MODEL_DTYPES[plan.dtype]
+    added = _kv_scale_tensors(plan, kv_scales, format, dtype)
+    content = _Content(source, quantized, dense, linears, replaced, added, weight_format, dtype)
+    contents = {name: content.describe(name) for name in (*names, *added)}
+    config = _config(source.config, plan, weight_format, contents, kv_scales)
     _make_empty(folder)
     _write_weights(folder, content, {name: specs for name, (_, specs) in contents.items()}, shard_bytes)
     for name, data in source.side_files().items():
@@ -73,6 +78,7 @@ class _Content:
     dense: Mapping[str, Tensor]
     linears: frozenset[str]  # the names of `quantized` and, below, of `dense`: a lazy mapping may
     replaced: frozenset[str]  # load a tensor to answer whether it has it
+    added: Mapping[str, Tensor]
     format: WeightFormat
     model_dtype: np.dtype[Any]
 
@@ -95,6 +101,8 @@ class _Content:
         return self.format.encode(linear, tensor)
 
     def _plain(self, name: str) -> Tensor:
+        if name in self.added:
+            return self.added[name]
         return self.dense[name] if name in self.replaced else self.source.load(name)
 
 
@@ -103,22 +111,39 @@ def _config(
     plan: ModelPlan,
     weight_format: WeightFormat,
     contents: Mapping[str, _Description],
+    kv_scales: KVScales,
 ) -> dict[str, Any]:
     """The source's `config.json` with the quantization block, if anything is quantized."""
     names = [linear.name for linear in plan.linears]
+    names += [router.name for layer in plan.layers for router in layer.mlp.routers]
     names.append(_HEAD if plan.head is None else plan.head.name)
     found = {name: contents.get(f"{name}.weight", (None, {}))[0] for name in names}
     schemes = {name: scheme for name, scheme in found.items() if scheme is not None}
-    if not schemes:
+    if not schemes and not kv_scales:
         return dict(source)
     skipped = [name for name in names if name not in schemes]
-    return {**source, "quantization_config": weight_format.quantization_config(schemes, skipped)}
+    block = weight_format.quantization_config(schemes, skipped)
+    if kv_scales:
+        block["kv_cache_scheme"] = kv_cache_scheme(scale_share(kv_scales))
+    return {**source, "quantization_config": block}
+
+
+def _kv_scale_tensors(
+    plan: ModelPlan, kv_scales: KVScales, format: FormatName, dtype: np.dtype[Any]
+) -> dict[str, Tensor]:
+    if not kv_scales:
+        return {}
+    if format != "compressed-tensors":
+        raise UnsupportedError(
+            "scales of an fp8 cache", found=f"format {format}", expected="compressed-tensors, which has them"
+        )
+    return kv_scale_tensors(plan, kv_scales, dtype)
 
 
 def _tensor_names(plan: ModelPlan, source: ModelSource) -> list[str]:
     """The source's tensors: those of the plan in its order, then the rest; without a tied head."""
     stored = source.tensor_shapes()
-    planned = list(plan.tensor_names())
+    planned = list(plan.tensor_shapes())
     if missing := [name for name in planned if name not in stored]:
         raise ModelError(f"tensor {missing[0]} is missing in {source.name}", found=f"{len(missing)} missing")
     rest = sorted(set(stored) - set(planned))

@@ -19,6 +19,7 @@ from gristmill.runtime.server.admission import Admission, OpenRequests
 from gristmill.runtime.server.app import build_forms, create_app
 from gristmill.runtime.server.auth import Authentication
 from gristmill.runtime.server.connections import accept_connections
+from gristmill.runtime.server.cors import allow_origins
 from gristmill.runtime.server.health import health_routes
 from gristmill.runtime.server.keys import Keyring
 from gristmill.runtime.server.lifecycle import Lifecycle
@@ -96,7 +97,9 @@ class _Service:
         self._requests = OpenRequests()
         self._metrics = Metrics()
         self._metrics.watch(lambda: {name: model.engine.stats() for name, model in self._models.items()})
-        self._reloader = Reloader(self._models, self._requests, reload, self._serve) if reload else None
+        self._reloader = (
+            Reloader(self._models, self._requests, self._lifecycle, reload, self._serve) if reload else None
+        )
 
     def app(self) -> ASGIApp:
         """The API behind its middlewares, outermost last."""
@@ -112,7 +115,8 @@ class _Service:
             retry_after=self._retry_after,
         )
         keyring = Keyring(self._settings.api_keys, self._settings.admin_token)
-        return RequestLog(Authentication(admission, keyring), self._metrics)
+        guarded = Authentication(admission, keyring)
+        return RequestLog(allow_origins(guarded, self._settings.cors_origins), self._metrics)
 
     async def load(self, load: Load) -> None:
         """Load the models in a thread, then let requests in."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from gristmill.runtime.errors import InputError
+from gristmill.runtime.server.cors import check_origin
 from gristmill.runtime.server.keys import ApiKey
 from gristmill.runtime.server.logs import LogFormat, LogLevel
 
@@ -24,6 +25,7 @@ class ServerSettings:
     api_keys             who may ask; none for everyone
     admin_token          opens /admin; None closes it
     max_open_per_tenant  open requests of one API key
+    cors_origins         origins whose web pages may ask, such as https://app.example; "*" for all
     memory_soft          bytes in use above which new requests are turned away; None derives it from the
                          limit, if there is one
     memory_restart       bytes in use above which the server drains and ends, likewise
@@ -40,6 +42,7 @@ class ServerSettings:
     api_keys: tuple[ApiKey, ...] = ()
     admin_token: str | None = field(default=None, repr=False)
     max_open_per_tenant: int | None = None
+    cors_origins: tuple[str, ...] = ()
     memory_soft: int | None = None
     memory_restart: int | None = None
     log_format: LogFormat = "text"
@@ -55,6 +58,8 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is invalid", found=value, expected="at least 1")
+        for origin in self.cors_origins:
+            check_origin(origin)
         if self.admin_token == "":
             raise InputError("admin_token is empty", expected="a token, or none to close /admin")
         if self.memory_soft and self.memory_restart and self.memory_soft > self.memory_restart:

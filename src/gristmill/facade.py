@@ -21,8 +21,9 @@ from gristmill.runtime.settings import EngineSettings
 
 if TYPE_CHECKING:
     from gristmill.pipeline.progress import Progress
+    from gristmill.pipeline.validate.suite import SuiteResult
 
-__all__ = ["LLM", "build", "compile", "compile_targets", "default_store", "engine_folder"]
+__all__ = ["LLM", "build", "compile", "compile_targets", "default_store", "engine_folder", "validate"]
 
 
 def default_store(path: str | Path | None = None) -> Store:
@@ -87,6 +88,40 @@ def compile_targets() -> tuple[dict[str, str], ...]:
     )
 
 
+def validate(
+    subject: str,
+    *,
+    tasks: Sequence[str] = (),
+    data: str | Path | None = None,
+    limit: int | None = None,
+    engine: str | None = None,
+    settings: EngineSettings | None = None,
+    recipe_folder: str | Path | None = None,
+    model: str | None = None,
+    api_key: str | None = None,
+    store: str | Path | None = None,
+    progress: Progress | None = None,
+) -> SuiteResult:
+    """Held-out data and tasks on an artifact, a model or a server, beside the original where that is known.
+
+    `data` is the folder that holds the tasks' files, `recipe_folder` the one of the recipe's files, if they
+    no longer lie where the artifact was built; `model` and `api_key` are for a server. Raises the errors of
+    `gristmill.errors`.
+    """
+    try:
+        from gristmill.pipeline.progress import SilentProgress
+        from gristmill.pipeline.validate.subject import Asked, find_subject
+        from gristmill.pipeline.validate.suite import load_tasks, run_suite
+    except ModuleNotFoundError as error:
+        raise _needs_build(error, "validating") from error
+    tell = progress or SilentProgress()
+    loaded = load_tasks(tasks, None if data is None else Path(data).expanduser(), limit)
+    opened = default_store(store)
+    folder = None if recipe_folder is None else Path(recipe_folder).expanduser().absolute()
+    asked = Asked(engine, settings or EngineSettings(), folder, model, api_key)
+    return run_suite(find_subject(subject, opened, asked, tell), loaded, opened, tell)
+
+
 def engine_folder(
     ref: str, *, store: str | Path | None = None, engine: str | None = None, full: bool = False
 ) -> EngineFolder:
@@ -119,7 +154,8 @@ class LLM:
 
         `engine` is the fastest that the artifact carries and this machine can run, unless named.
         """
-        self._llm = runtime.LLM(engine_folder(ref, store=store, engine=engine), settings)
+        folder = engine_folder(ref, store=store, engine=engine)
+        self._llm = runtime.LLM(runtime.load_engine(folder, settings))
 
     def generate(
         self,

@@ -23,6 +23,7 @@ from gristmill.runtime.executors.native.engine_file import (
     plan_bytes,
     read_engine_file,
 )
+from gristmill.runtime.executors.native.plan_check import dense_mlp
 from gristmill.runtime.files import sha256_file, write_atomic
 from gristmill.runtime.kernels.layout import TILE_ROWS, WeightForm, padded_columns, padded_rows
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
@@ -105,7 +106,7 @@ def _lay_out(plan: ModelPlan, path: Path) -> EngineFile:
     embedding = StoredTensor("bfloat16", table, places.take(size, _PAGE), size)
     layers = []
     for layer in plan.layers:
-        attention, mlp = layer.attention, layer.mlp
+        attention, mlp = layer.attention, dense_mlp(layer)
         layers.append(
             StoredLayer(
                 input_norm=places.vector(plan.hidden_size),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -23,16 +24,13 @@ plan = plan_model({
     "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 64, "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 512,
     "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, **json.loads(sys.argv[2]),
 })
 
 class Source:
     name = "made up"
     def load(self, name):
-        shapes = {f"{plan.embedding}.weight": (512, 256)}
-        for layer in plan.layers:
-            shapes |= {linear.weight: (linear.out_features, linear.in_features) for linear in layer.linears}
-        return np.full(shapes.get(name, (256,)), 0.01, dtype=ml_dtypes.bfloat16)
+        return np.full(plan.tensor_shapes()[name], 0.01, dtype=ml_dtypes.bfloat16)
 
 def status(field):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -44,7 +42,7 @@ def walk(sequences):
         weights = load_block(walk_source, layer, walk.dtype)
         step = walk.enter(layer, weights)
         step.overview(weights)
-        for index in range(4):
+        for index in range(len(layer.input_groups)):
             step.group(index, weights)
         step.leave(weights)
 
@@ -61,10 +59,15 @@ print(json.dumps({"used": status("VmHWM") - before, "stated": walk_memory(plan, 
 GIVES_BACK = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
-@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
-def test_a_walk_stays_within_the_memory_stated_for_it(compute: str) -> None:
+MIXTURE = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 6}
+
+
+@pytest.mark.parametrize(
+    ("compute", "changes"), [("bfloat16", {}), ("float32", {}), ("float32", MIXTURE)], ids=str
+)
+def test_a_walk_stays_within_the_memory_stated_for_it(compute: str, changes: dict[str, Any]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, compute],
+        [sys.executable, "-c", MEASURE, compute, json.dumps(changes)],
         capture_output=True,
         text=True,
         check=True,

@@ -16,6 +16,7 @@ from gristmill.runtime.errors import ModelError, PromptError
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.sources.base import ModelSource, Tensor
 from gristmill.runtime.sources.hf_folder import HfFolder
+from tests.tiny_checkpoints import dense_mlp
 
 Compute = Literal["bfloat16", "float32"]
 
@@ -44,7 +45,7 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, plan: ModelPlan, source: HfFolder, compute: Compute, value: float
 ) -> None:
     layer = plan.layers[1]
-    for name in layer.tensor_names():
+    for name in layer.tensor_shapes():
         damaged = np.array(source.load(name), dtype=np.float32)
         damaged.flat[-1] = value
         with monkeypatch.context() as patch:
@@ -68,7 +69,7 @@ def test_a_weight_of_another_shape_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, plan: ModelPlan, source: HfFolder
 ) -> None:
     layer = plan.layers[0]
-    name = layer.mlp.down.weight
+    name = dense_mlp(layer).down.weight
     with_tensor(monkeypatch, source, name, source.load(name)[:, 1:])
     with pytest.raises(ModelError, match=rf"tensor {name} of .*\(64, 127\).*\(64, 128\)"):
         load_block(source, layer, torch.float32)
@@ -81,8 +82,8 @@ def test_an_activation_that_overflows_is_refused_by_layer(
     walk = BlockWalk(plan, source, SEQUENCES, compute=compute)
     layer = plan.layers[1]
     weights = load_block(source, layer, walk.dtype)
-    loud = {**weights, layer.mlp.up.weight: weights[layer.mlp.up.weight] * 1e38}
-    down = layer.mlp.down.name
+    loud = {**weights, dense_mlp(layer).up.weight: weights[dense_mlp(layer).up.weight] * 1e38}
+    down = dense_mlp(layer).down.name
     with pytest.raises(ModelError, match=rf"the input of {down} is not finite"):
         walk.observe(layer, loud)
     with pytest.raises(ModelError, match=rf"the output of layer 1 \({down}\) is not finite"):

@@ -55,6 +55,7 @@ def test_every_option_reaches_the_server(gristmill: Run, started: list[Any]) -> 
             "--log-level",
             "debug",
         ),
+        *("--cors-origin", "https://a.example", "--cors-origin", "http://localhost:3000"),
     )
     assert done.code == 0, done.err
     ((settings, server),) = started
@@ -74,6 +75,7 @@ def test_every_option_reaches_the_server(gristmill: Run, started: list[Any]) -> 
     assert (server.memory_soft, server.memory_restart) == (1 << 30, 3 << 30)
     assert (server.max_open_per_tenant, server.grace_seconds, server.stall_seconds) == (4, 7.0, 8.0)
     assert (server.log_format, server.log_level) == ("json", "debug")
+    assert server.cors_origins == ("https://a.example", "http://localhost:3000")
 
 
 def test_what_is_not_given_keeps_its_default(gristmill: Run, started: list[Any]) -> None:
@@ -145,6 +147,9 @@ def test_keys_come_from_a_file_and_the_environment(
         ("--memory-soft", "2GiB", "--memory-restart", "1GiB"),
         ("--api-key", "two words"),
         ("--log-level", "loud"),
+        ("--cors-origin", "https://a.example/"),
+        ("--served-model-name", "a", "--served-model-name", "b"),
+        ("--served-model-name", ""),
     ],
 )
 def test_a_value_that_can_not_be_meant_is_one_line(
@@ -178,3 +183,21 @@ def test_a_wrong_number_is_told_by_its_option(
     done = gristmill("serve", "m", option, value)
     assert (done.code, done.err) == (2, f"error: {option}{rest}\n")
     assert started == []
+
+
+def test_a_model_is_served_under_the_name_that_is_given(
+    gristmill: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[tuple[list[str], str]] = []
+
+    def run_server(folders: list[EngineFolder], *rest: object, resolve: Any, **more: object) -> None:
+        calls.append(([folder.name for folder in folders], resolve("gpt-b").name))
+
+    def engine_folder(ref: str, **rest: object) -> EngineFolder:
+        return EngineFolder(ref, "reference", tmp_path, tmp_path)
+
+    monkeypatch.setattr("gristmill.cli.serve.run_server", run_server)
+    monkeypatch.setattr("gristmill.facade.engine_folder", engine_folder)
+    names = ("--served-model-name", "gpt-a", "--served-model-name", "gpt-b")
+    assert gristmill("serve", "one", "two:v1", *names).code == 0
+    assert calls == [(["gpt-a", "gpt-b"], "two:v1")]

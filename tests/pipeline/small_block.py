@@ -8,19 +8,21 @@ from typing import Any
 import torch
 
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.executors.reference.blocks import (
-    UNQUANTIZED,
-    Observe,
-    Schemes,
-    causal_attention,
-    decoder_block,
-    rotary_tables,
-)
+from gristmill.runtime.executors.reference.blocks import causal_attention, decoder_block, rotary_tables
+from gristmill.runtime.executors.reference.linears import UNQUANTIZED, Observe, Schemes
 from gristmill.runtime.model_plan import LayerPlan
 
 __all__ = ["block_output", "random_weights", "small_layer"]
 
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM"}
+_OWN: Mapping[str, Mapping[str, Any]] = {
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+    }
+}
 _CONFIG: Mapping[str, Any] = {
     "vocab_size": 50,
     "hidden_size": 64,
@@ -34,16 +36,16 @@ _CONFIG: Mapping[str, Any] = {
 
 
 def small_layer(family: str = "llama", kv_heads: int = 2) -> LayerPlan:
-    """A block with grouped heads; qwen2 has biases at q, k and v."""
+    """A block with grouped heads; qwen2 has biases at q, k and v, qwen2_moe experts and a shared one."""
     named = {"model_type": family, "architectures": [_CLASSES[family]], "num_key_value_heads": kv_heads}
-    return plan_model({**_CONFIG, **named}).layers[0]
+    return plan_model({**_CONFIG, **_OWN.get(family, {}), **named}).layers[0]
 
 
 def random_weights(layer: LayerPlan, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """Always the same: normal weights whose outputs are of the inputs' size, norms around 1."""
     generator = torch.Generator().manual_seed(0)
     weights = {}
-    for linear in layer.linears:
+    for linear in (*layer.linears, *layer.mlp.routers):
         shape = (linear.out_features, linear.in_features)
         weights[linear.weight] = torch.randn(shape, generator=generator) / linear.in_features**0.5
         if linear.bias:

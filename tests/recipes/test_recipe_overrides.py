@@ -68,12 +68,14 @@ def test_a_value_may_hold_an_equals_sign(load: Load) -> None:
         (
             "calibration.sampels=8",
             "--set calibration.sampels=8: calibration.sampels; found an unknown key; "
-            "expected one of prompts, samples, max_tokens, seed, pack; did you mean samples?",
+            "expected one of prompts, samples, max_tokens, seed, pack, min_expert_tokens; "
+            "did you mean samples?",
         ),
         (
             "validte.gates.kl_mean='< 1'",
             "--set validte.gates.kl_mean='< 1': validte; found an unknown key; expected one of name, tag, "
-            "model, calibration, quantize, validate, checkpoint, compile, golden; did you mean validate?",
+            "model, calibration, quantize, kv_cache, validate, checkpoint, compile, golden; "
+            "did you mean validate?",
         ),
         (
             "calibration.samples='8'",

@@ -27,7 +27,7 @@ def default_text(field: FieldInfo) -> str:
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"
     if isinstance(field.default, tuple):
-        return f"`[{', '.join(field.default)}]`"
+        return f"`[{', '.join(map(str, field.default))}]`"
     return f"`{field.default}`"
 
 

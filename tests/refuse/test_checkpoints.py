@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.errors import ModelError, UnsupportedError
+from tests.tiny_checkpoints import dense_mlp
 
 UP = "model.layers.0.mlp.up_proj"
 GROUPS = {
@@ -168,11 +169,11 @@ def test_stored_shape_of_another_weight(folder: Path) -> None:
     edit_tensors(folder, pack_up_proj(weight_shape=np.array([64, 128])))
     checkpoint = open_checkpoint(folder)
     with pytest.raises(ModelError, match=f"tensor {UP}"):
-        checkpoint.weight(checkpoint.plan.layers[0].mlp.up)
+        checkpoint.weight(dense_mlp(checkpoint.plan.layers[0]).up)
 
 
 def test_valid_pieces_are_not_refused(folder: Path) -> None:
     edit_config(folder, quantization_config=PACKED)
     edit_tensors(folder, pack_up_proj())
     checkpoint = open_checkpoint(folder)
-    assert checkpoint.weight(checkpoint.plan.layers[0].mlp.up).shape == (128, 64)
+    assert checkpoint.weight(dense_mlp(checkpoint.plan.layers[0]).up).shape == (128, 64)

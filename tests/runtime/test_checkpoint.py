@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.checkpoint import open_checkpoint, plan_shapes
+from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.formats.select import FormatName
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import ModelSource
+from tests.tiny_checkpoints import dense_mlp
 
 Quantize = Callable[..., dict[str, QuantizedTensor]]
 ASYM = QuantScheme(4, 32, symmetric=False)
@@ -25,7 +26,7 @@ def test_plain_folder_gives_plain_weights(tiny_llama: Path, tiny_source: ModelSo
     checkpoint = open_checkpoint(tiny_llama)
     assert checkpoint.schemes == {}
     assert checkpoint.folder == tiny_llama
-    linear = checkpoint.plan.layers[1].mlp.up
+    linear = dense_mlp(checkpoint.plan.layers[1]).up
     weight = checkpoint.weight(linear)
     assert isinstance(weight, np.ndarray)
     assert weight.tobytes() == tiny_source.load(linear.weight).tobytes()
@@ -58,7 +59,7 @@ def test_mixed_folder_keeps_the_scheme_of_each_layer(
     write_checkpoint(tmp_path / "out", tiny_source, quantized, {}, "compressed-tensors", shard_bytes=50_000)
     checkpoint = open_checkpoint(tmp_path / "out")
     assert checkpoint.schemes == schemes
-    assert isinstance(checkpoint.weight(checkpoint.plan.layers[1].mlp.up), np.ndarray)
+    assert isinstance(checkpoint.weight(dense_mlp(checkpoint.plan.layers[1]).up), np.ndarray)
 
 
 @pytest.mark.parametrize("format", ["compressed-tensors", "awq"])
@@ -97,4 +98,4 @@ def test_plan_shapes_are_those_of_transformers(family: str) -> None:
     )  # fmt: skip
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     state = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    assert plan_shapes(plan_model(model.config.to_dict())) == state
+    assert plan_model(model.config.to_dict()).tensor_shapes() == state

@@ -22,6 +22,7 @@ from gristmill.runtime.executors.native.stored import EngineFile, StoredLayer, S
 from gristmill.runtime.executors.native.stored_check import HEADER_BYTES, check_stored
 from gristmill.runtime.files import canonical_json, sha256_file
 from gristmill.runtime.kernels.layout import LAYOUT_VERSION
+from gristmill.runtime.kv_scales import LayerKVScales, check_kv_scales
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.strict_json import from_json
 
@@ -43,6 +44,7 @@ PLAN_FILE = "plan.json"
 WEIGHTS_FILE = "weights.bin"
 
 _FORMAT = "gristmill-native"
+_KV_SCALES = "kv_scales"
 _MAGIC = b"GRISTMILL-NATIVE"
 _HEADER = struct.Struct("<16sIQ32s")
 _AGAIN = "compile it again with `gristmill compile REF --target native-x86`"
@@ -56,7 +58,7 @@ class _WeightsFile:
 
 @dataclass(frozen=True, slots=True)
 class _PlanFile:
-    """`plan.json`, key by key."""
+    """`plan.json`, key by key; `kv_scales` is left out where there are none."""
 
     format: str
     layout_version: int
@@ -66,6 +68,7 @@ class _PlanFile:
     embedding: StoredTensor
     final_norm: StoredTensor
     head: StoredWeight
+    kv_scales: tuple[LayerKVScales, ...]
 
 
 def read_engine_file(folder: Path) -> EngineFile:
@@ -79,8 +82,9 @@ def read_engine_file(folder: Path) -> EngineFile:
     value = _read_json(path)
     _check_version(path, value.get("layout_version"))
     try:
-        engine = _engine(folder, from_json(_PlanFile, value, "plan"))
+        engine = _engine(folder, from_json(_PlanFile, {_KV_SCALES: (), **value}, "plan"))
         check_plan(engine.plan)
+        check_kv_scales(engine.kv_scales, engine.plan)
         check_stored(engine)
     except InputError as error:
         found, expected = error.found, error.expected
@@ -110,8 +114,11 @@ def header_bytes(engine: EngineFile) -> bytes:
 
 def _plan_value(engine: EngineFile) -> dict[str, Any]:
     weights = _WeightsFile(engine.bytes, engine.sha256)
-    stored = (engine.layers, engine.embedding, engine.final_norm, engine.head)
-    return asdict(_PlanFile(_FORMAT, LAYOUT_VERSION, engine.plan, weights, *stored))
+    stored = (engine.layers, engine.embedding, engine.final_norm, engine.head, engine.kv_scales)
+    value = asdict(_PlanFile(_FORMAT, LAYOUT_VERSION, engine.plan, weights, *stored))
+    if not engine.kv_scales:
+        del value[_KV_SCALES]
+    return value
 
 
 def _engine(folder: Path, read: _PlanFile) -> EngineFile:
@@ -121,7 +128,7 @@ def _engine(folder: Path, read: _PlanFile) -> EngineFile:
         raise InputError("plan.weights.sha256", found=read.weights.sha256[:80], expected="64 hex digits")
     if read.weights.bytes < HEADER_BYTES:
         raise InputError("plan.weights.bytes", found=read.weights.bytes, expected=f"at least {HEADER_BYTES}")
-    stored = (read.layers, read.embedding, read.final_norm, read.head)
+    stored = (read.layers, read.embedding, read.final_norm, read.head, read.kv_scales)
     return EngineFile(folder / WEIGHTS_FILE, read.weights.bytes, read.weights.sha256, read.model, *stored)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.runtime.errors import InputError, InternalError, OutsideError, UnsupportedError
+from gristmill.runtime.errors import InputError, IntegrityError, InternalError, OutsideError, UnsupportedError
 from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
 from gristmill.runtime.executors.native.model_spec import model_spec
 from gristmill.runtime.executors.native.modes import NATIVE_MODES
@@ -17,6 +17,7 @@ from gristmill.runtime.executors.native.stored import EngineFile, StoredWeight
 from gristmill.runtime.executors.step_check import check_batch, check_copies
 from gristmill.runtime.kernels import _native
 from gristmill.runtime.kernels.instruction_set import chosen_instruction_set
+from gristmill.runtime.kv_scales import KVScales, with_scales
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import ExecutorOptions
 
@@ -35,8 +36,8 @@ class NativeExecutor:
     `compute` int8 quantizes the input of each linear to int8 per token and
     group of 32; bfloat16 rounds it to bfloat16. Everything between is float32.
     Raises InputError or UnsupportedError for what the engine or this machine
-    does not have, and OutsideError for memory or threads that the system
-    refuses.
+    does not have, OutsideError for memory or threads that the system refuses,
+    and IntegrityError if calibrated scales of an FP8 cache do not arrive.
     """
 
     def __init__(self, engine: EngineFile, cache: KVCacheConfig, options: ExecutorOptions) -> None:
@@ -44,11 +45,13 @@ class NativeExecutor:
         self._plan = engine.plan
         self._cache = cache
         self._engine: _native.Engine | None = _open_engine(engine, cache, options)
+        kv_scales = _kv_scales_in_use(engine, cache, self._engine)
         self._info = ExecutorInfo(
             name="native-x86",
             compute=options.compute,
             kv_cache=cache.dtype,
-            kernels=_kernel_names(engine, options, self._engine.instruction_set),
+            kernels=_kernel_names(engine, options, self._engine.instruction_set, kv_scales),
+            kv_scales=kv_scales,
         )
 
     @property
@@ -177,6 +180,24 @@ def _open_engine(engine: EngineFile, cache: KVCacheConfig, options: ExecutorOpti
         ) from error
 
 
+def _kv_scales_in_use(engine: EngineFile, cache: KVCacheConfig, opened: _native.Engine) -> KVScales:
+    """The engine file's scales, compared with those that the loaded engine multiplies by."""
+    if cache.dtype != "fp8" or not engine.kv_scales:
+        return ()
+    for layer, scales, used in zip(engine.plan.layers, engine.kv_scales, opened.kv_scales, strict=True):
+        meant = scales.by_head(layer.attention.num_kv_heads)
+        for name, found, expected in zip(("keys", "values"), used, meant, strict=True):
+            if tuple(found) != tuple(map(_as_float32, expected)):
+                raise IntegrityError(
+                    f"native engine: scales of layer {layer.index}'s {name}", found=found, expected=expected
+                )
+    return engine.kv_scales
+
+
+def _as_float32(number: float) -> float:
+    return float(np.float32(number))
+
+
 @contextmanager
 def _memory_for(what: str, hint: str) -> Iterator[None]:
     try:
@@ -194,14 +215,16 @@ def _logit_rows(batch: Sequence[SequenceStep], lengths: Sequence[int]) -> list[i
     return rows
 
 
-def _kernel_names(engine: EngineFile, options: ExecutorOptions, instruction_set: str) -> dict[str, str]:
+def _kernel_names(
+    engine: EngineFile, options: ExecutorOptions, instruction_set: str, kv_scales: KVScales
+) -> dict[str, str]:
     """The kernel of each layer kind; kinds that differ between layers are listed."""
     kinds = {
         name: sorted({_kernel_name(getattr(layer, name), options) for layer in engine.layers})
         for name in ("qkv", "o", "gate_up", "down")
     }
     kinds["head"] = [_kernel_name(engine.head, options)]
-    kinds["attention"] = ["paged"]
+    kinds["attention"] = [with_scales("paged", kv_scales)]
     return {name: f"{' and '.join(names)} ({instruction_set})" for name, names in kinds.items()}
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gristmill.runtime.executors.native.plan_check import dense_mlp
 from gristmill.runtime.executors.native.stored import EngineFile, StoredLayer, StoredTensor, StoredWeight
+from gristmill.runtime.kv_scales import LayerKVScales
 from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, NormPlan, RopePlan
 
 __all__ = ["model_spec"]
@@ -25,12 +27,14 @@ def model_spec(engine: EngineFile) -> dict[str, Any]:
             {"inv_freq": list(rope.inv_freq), "attention_factor": rope.attention_factor} for rope in ropes
         ],
         "layers": [
-            _layer(layer, stored, ropes) for layer, stored in zip(plan.layers, engine.layers, strict=True)
+            {**_layer(layer, stored, ropes), **_kv_scales(engine, layer)}
+            for layer, stored in zip(plan.layers, engine.layers, strict=True)
         ],
     }
 
 
 def _layer(plan: LayerPlan, stored: StoredLayer, ropes: list[RopePlan]) -> dict[str, Any]:
+    mlp = dense_mlp(plan)
     return {
         "input_norm": _norm(plan.input_norm, stored.input_norm),
         "mlp_norm": _norm(plan.mlp_norm, stored.mlp_norm),
@@ -39,11 +43,16 @@ def _layer(plan: LayerPlan, stored: StoredLayer, ropes: list[RopePlan]) -> dict[
         "o": _weight(stored.o),
         "gate_up": _weight(stored.gate_up),
         "down": _weight(stored.down),
-        "activation": plan.mlp.activation,
-        "intermediate_size": plan.mlp.down.in_features,
-        "key_scale": 1.0,
-        "value_scale": 1.0,
+        "activation": mlp.activation,
+        "intermediate_size": mlp.down.in_features,
     }
+
+
+def _kv_scales(engine: EngineFile, plan: LayerPlan) -> dict[str, Any]:
+    """Of an FP8 cache, one a KV head; 1 where none were calibrated."""
+    known = engine.kv_scales[plan.index] if engine.kv_scales else LayerKVScales((1.0,), (1.0,))
+    keys, values = known.by_head(plan.attention.num_kv_heads)
+    return {"key_scales": list(keys), "value_scales": list(values)}
 
 
 def _attention(plan: AttentionPlan, stored: StoredLayer, ropes: list[RopePlan]) -> dict[str, Any]:

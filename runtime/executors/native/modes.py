@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+from gristmill.runtime.executors.base import KVDtype
 from gristmill.runtime.settings import EngineModes
 
 __all__ = ["NATIVE_MODES"]
@@ -9,6 +12,6 @@ __all__ = ["NATIVE_MODES"]
 NATIVE_MODES = EngineModes(
     "native-x86",
     ("int8", "bfloat16"),
-    ("float32", "bfloat16", "float16", "fp8", "int8", "int4"),
+    get_args(KVDtype),
     frozenset({"threads", "debug_nan", "profile"}),
 )

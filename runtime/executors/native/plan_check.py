@@ -4,23 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gristmill.runtime.errors import InputError
-from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, LinearPlan, ModelPlan, NormPlan
+from gristmill.runtime.errors import InputError, UnsupportedError
+from gristmill.runtime.model_plan import (
+    AttentionPlan,
+    LayerPlan,
+    LinearPlan,
+    MlpPlan,
+    ModelPlan,
+    MoePlan,
+    NormPlan,
+)
 
-__all__ = ["check_plan"]
+__all__ = ["check_plan", "dense_mlp"]
 
 _MOST = 2**31 - 1  # the kernels count in 32 bits
 _Claim = tuple[str, object, object]  # a field, what it is, what it must be
 
 
 def check_plan(plan: ModelPlan) -> None:
-    """Raise InputError for a plan whose parts do not fit together, naming the field."""
+    """Raise InputError for a plan whose parts do not fit together, naming the field.
+
+    Raises UnsupportedError for a mixture of experts.
+    """
     _require(_model_claims(plan))
     for index, layer in enumerate(plan.layers):
         where = f"layers[{index}]"
         _require([(f"{where}.index", layer.index, index)])
         _positive(_layer_sizes(where, layer))
         _require(_layer_claims(where, layer, plan.hidden_size))
+
+
+def dense_mlp(layer: LayerPlan) -> MlpPlan:
+    """The layer's MLP. Raises UnsupportedError for a mixture of experts, which the engine does not have."""
+    if isinstance(layer.mlp, MoePlan):
+        raise UnsupportedError(
+            f"native engine: layer {layer.index}",
+            found=f"a mixture of {len(layer.mlp.experts)} experts",
+            expected="one MLP",
+            hint="serve it with the reference engine",
+        )
+    return layer.mlp
 
 
 def _require(claims: list[_Claim]) -> None:
@@ -52,11 +75,12 @@ def _layer_sizes(where: str, layer: LayerPlan) -> Iterator[tuple[str, int | None
         yield f"{where}.attention.{name}", getattr(attention, name)
     if attention.rope is not None:
         yield f"{where}.attention.rope.rotary_dim", attention.rope.rotary_dim
-    yield f"{where}.mlp.gate.out_features", layer.mlp.gate.out_features
+    yield f"{where}.mlp.gate.out_features", dense_mlp(layer).gate.out_features
 
 
 def _layer_claims(where: str, layer: LayerPlan, hidden: int) -> list[_Claim]:
-    mlp, channels = layer.mlp, layer.mlp.gate.out_features
+    mlp = dense_mlp(layer)
+    channels = mlp.gate.out_features
     return [
         _norm(f"{where}.input_norm", layer.input_norm, hidden),
         _norm(f"{where}.mlp_norm", layer.mlp_norm, hidden),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from gristmill.runtime.kernels.layout import WeightKind
+from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import ModelPlan
 
 __all__ = ["EngineFile", "StoredLayer", "StoredTensor", "StoredWeight"]
@@ -59,7 +60,10 @@ class StoredLayer:
 
 @dataclass(frozen=True, slots=True)
 class EngineFile:
-    """An engine whose files were checked. `bytes` and `sha256` are those of the weights file `path`."""
+    """An engine whose files were checked. `bytes` and `sha256` are those of the weights file `path`.
+
+    `kv_scales` are those of an FP8 cache; empty where none were calibrated.
+    """
 
     path: Path
     bytes: int
@@ -69,3 +73,4 @@ class EngineFile:
     embedding: StoredTensor
     final_norm: StoredTensor
     head: StoredWeight
+    kv_scales: KVScales = ()

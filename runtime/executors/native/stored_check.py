@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from gristmill.runtime.errors import InputError
+from gristmill.runtime.executors.native.plan_check import dense_mlp
 from gristmill.runtime.executors.native.stored import EngineFile, StoredLayer, StoredTensor, StoredWeight
 from gristmill.runtime.kernels.layout import TILE_ROWS, WeightForm, padded_columns, padded_rows
 from gristmill.runtime.model_plan import LayerPlan, LinearPlan, NormPlan
@@ -52,7 +53,7 @@ def _check_tensors(engine: EngineFile) -> None:
 
 
 def _check_layer(name: str, stored: StoredLayer, plan: LayerPlan) -> None:
-    attention, mlp = plan.attention, plan.mlp
+    attention, mlp = plan.attention, dense_mlp(plan)
     _check_norm(f"{name}.input_norm", stored.input_norm, plan.input_norm)
     _check_norm(f"{name}.mlp_norm", stored.mlp_norm, plan.mlp_norm)
     _check_norm(f"{name}.q_norm", stored.q_norm, attention.q_norm)

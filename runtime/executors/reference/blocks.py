@@ -8,8 +8,7 @@ in the executor. Weights are looked up by checkpoint name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TypeAlias
 
 import ml_dtypes
@@ -18,24 +17,19 @@ import torch
 import torch.nn.functional as F
 
 from gristmill.runtime.errors import UnsupportedError
-from gristmill.runtime.executors.reference.activations import fake_quantize
-from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, LinearPlan, MlpPlan, NormPlan, RopePlan
-from gristmill.runtime.scheme import QuantScheme
+from gristmill.runtime.executors.reference.linears import UNQUANTIZED, Observe, Schemes, Weights, linear
+from gristmill.runtime.executors.reference.mlp import mlp_output
+from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, NormPlan, RopePlan
 from gristmill.runtime.sources.base import Tensor
 
 __all__ = [
-    "UNQUANTIZED",
     "Attend",
-    "Observe",
     "Rotary",
-    "Schemes",
-    "Weights",
     "apply_rotary",
     "attend_masked",
     "causal_attention",
     "decoder_block",
     "head_logits",
-    "linear",
     "rms_norm",
     "rotary_tables",
     "to_numpy",
@@ -43,28 +37,11 @@ __all__ = [
     "visible",
 ]
 
-Weights: TypeAlias = Mapping[str, torch.Tensor]
-"""Tensors by checkpoint name, in the compute dtype; static input scales as `{linear}.input_scale` [1]."""
-
-Schemes: TypeAlias = Mapping[str, QuantScheme | None]
-"""By linear name; a scheme with an activation scheme quantizes what the linear reads."""
-
-UNQUANTIZED: Schemes = MappingProxyType({})
-
 Rotary: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each `[T, rotary_dim]`."""
 
-Observe: TypeAlias = Callable[[tuple[LinearPlan, ...], torch.Tensor], None]
-"""Called with each of `layer.input_groups` and the tensor `[..., K]` that its linears read."""
-
 Attend: TypeAlias = Callable[[AttentionPlan, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """`(plan, q [..., T, H, D], k [..., T, KV, D], v [..., T, KV, D]) -> [..., T, H, D]`; q and k are rotated."""
-
-_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
 
 
 def to_torch(array: Tensor) -> torch.Tensor:
@@ -124,16 +101,6 @@ def apply_rotary(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
     return turned if kept.shape[-1] == 0 else torch.cat((turned, kept), dim=-1)
-
-
-def linear(
-    plan: LinearPlan, weights: Weights, x: torch.Tensor, schemes: Schemes = UNQUANTIZED
-) -> torch.Tensor:
-    """`x W^T + b`, with x quantized where the linear's scheme says so."""
-    scheme = schemes.get(plan.name)
-    if scheme is not None and scheme.activation is not None:
-        x = fake_quantize(x, scheme, weights[f"{plan.name}.input_scale"] if scheme.is_static else None)
-    return F.linear(x, weights[plan.weight], weights[f"{plan.name}.bias"] if plan.bias else None)
 
 
 def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -208,11 +175,11 @@ def decoder_block(
     """One pre-norm block: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`; `[..., T, hidden]`.
 
     `rotary` holds the tables of the T positions (of no use to a layer without
-    rope). `observe` sees each of `layer.input_groups` in order, before any
+    rope). `observe` sees what the linears of a group read, before any
     quantization; it must not change the tensor it is handed.
     """
     hidden = hidden + _attention(layer, weights, hidden, rotary, attend, observe, schemes)
-    return hidden + _mlp(layer, weights, hidden, observe, schemes)
+    return hidden + mlp_output(layer.mlp, weights, _norm(layer.mlp_norm, weights, hidden), observe, schemes)
 
 
 def _attention(
@@ -244,20 +211,6 @@ def _attention(
 
 def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
     return x.view(*x.shape[:-1], count, -1)
-
-
-def _mlp(
-    layer: LayerPlan, weights: Weights, hidden: torch.Tensor, observe: Observe | None, schemes: Schemes
-) -> torch.Tensor:
-    plan: MlpPlan = layer.mlp
-    x = _norm(layer.mlp_norm, weights, hidden)
-    if observe is not None:
-        observe((plan.gate, plan.up), x)
-    gate = _ACTIVATIONS[plan.activation](linear(plan.gate, weights, x, schemes))
-    gated = gate * linear(plan.up, weights, x, schemes)
-    if observe is not None:
-        observe((plan.down,), gated)
-    return linear(plan.down, weights, gated, schemes)
 
 
 def _norm(plan: NormPlan, weights: Weights, x: torch.Tensor) -> torch.Tensor:

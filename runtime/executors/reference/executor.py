@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +19,17 @@ from gristmill.runtime.executors.reference.blocks import (
     rms_norm,
     rotary_tables,
 )
+from gristmill.runtime.executors.reference.kv_twin import KV_STORAGE
 from gristmill.runtime.executors.reference.paged import LayerCache, StepLayout, lay_out, paged_attention
 from gristmill.runtime.executors.reference.weights import WeightSource, load_weights
 from gristmill.runtime.executors.step_check import check_batch, check_copies
+from gristmill.runtime.kv_scales import KVScales, with_scales
 from gristmill.runtime.model_plan import ModelPlan, RopePlan
 from gristmill.runtime.settings import Compute
 
 __all__ = ["ReferenceExecutor"]
 
 _COMPUTE: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_KV: Mapping[str, torch.dtype] = {**_COMPUTE, "float16": torch.float16}
 
 
 class ReferenceExecutor:
@@ -41,7 +43,7 @@ class ReferenceExecutor:
 
     def __init__(self, checkpoint: WeightSource, cache: KVCacheConfig, compute: Compute = "bfloat16") -> None:
         self._dtype = _lookup("compute dtype", compute, _COMPUTE)
-        kv_dtype = _lookup("KV cache dtype", cache.dtype, _KV)
+        _lookup("KV cache dtype", cache.dtype, KV_STORAGE)
         if cache.num_blocks < 1 or cache.block_size < 1:
             raise InputError(
                 "KV cache",
@@ -50,16 +52,18 @@ class ReferenceExecutor:
             )
         self._plan = checkpoint.plan
         self._cache = cache
+        scales = checkpoint.kv_scales if cache.dtype == "fp8" else ()
         self._info = ExecutorInfo(
             name="reference",
             compute=compute,
             kv_cache=cache.dtype,
-            kernels={"linear": "torch", "attention": "torch"},
+            kernels={"linear": "torch", "attention": with_scales("torch", scales)},
+            kv_scales=scales,
         )
         self._weights = load_weights(checkpoint, self._dtype)
         self._schemes = checkpoint.schemes
         self._layers = [
-            _empty_cache(self._plan, index, cache, kv_dtype) for index in range(len(self._plan.layers))
+            _empty_cache(self._plan, index, cache, scales) for index in range(len(self._plan.layers))
         ]
 
     @property
@@ -115,13 +119,21 @@ class ReferenceExecutor:
         return logits
 
 
-def _empty_cache(plan: ModelPlan, index: int, cache: KVCacheConfig, dtype: torch.dtype) -> LayerCache:
+def _empty_cache(plan: ModelPlan, index: int, cache: KVCacheConfig, scales: KVScales) -> LayerCache:
     attention = plan.layers[index].attention
-    shape = (cache.num_blocks, cache.block_size, attention.num_kv_heads, attention.head_dim)
-    return LayerCache(keys=torch.zeros(shape, dtype=dtype), values=torch.zeros(shape, dtype=dtype))
+    heads, dtype = attention.num_kv_heads, KV_STORAGE[cache.dtype]
+    shape = (cache.num_blocks, cache.block_size, heads, attention.head_dim)
+    keys, values = scales[index].by_head(heads) if scales else ((1.0,) * heads, (1.0,) * heads)
+    return LayerCache(
+        dtype=cache.dtype,
+        keys=torch.zeros(shape, dtype=dtype),
+        values=torch.zeros(shape, dtype=dtype),
+        key_scales=torch.tensor(keys),
+        value_scales=torch.tensor(values),
+    )
 
 
-def _lookup(what: str, name: str, known: Mapping[str, torch.dtype]) -> torch.dtype:
+def _lookup(what: str, name: Any, known: Mapping[Any, torch.dtype]) -> torch.dtype:
     if name not in known:
         raise UnsupportedError(f"reference executor: {what}", found=name, expected=", ".join(known))
     return known[name]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from gristmill.runtime.executors.base import SequenceStep
+from gristmill.runtime.executors.base import KVDtype, SequenceStep
 from gristmill.runtime.executors.reference.blocks import attend_masked, causal_attention, visible
+from gristmill.runtime.executors.reference.kv_twin import keys_through_cache, values_through_cache
 from gristmill.runtime.model_plan import AttentionPlan
 
 __all__ = ["LayerCache", "StepLayout", "lay_out", "paged_attention"]
@@ -19,10 +20,17 @@ _MOST_GATHERED_POSITIONS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's keys and values, each `[num_blocks, block_size, kv_heads, head_dim]`."""
+    """One layer's keys and values, each `[num_blocks, block_size, kv_heads, head_dim]`.
 
+    `dtype` is how they are stored, or, where the tensors are wider, have been rounded; the scales, one a
+    KV head, are those of fp8.
+    """
+
+    dtype: KVDtype
     keys: torch.Tensor
     values: torch.Tensor
+    key_scales: torch.Tensor
+    value_scales: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +112,10 @@ def paged_attention(
     Keys and values are always read back from the cache, so that a prompt means
     the same whether it came at once or in chunks.
     """
-    cache.keys.flatten(0, 1).index_copy_(0, layout.slots, k.to(cache.keys.dtype))
-    cache.values.flatten(0, 1).index_copy_(0, layout.slots, v.to(cache.values.dtype))
+    keys = keys_through_cache(k, cache.dtype, cache.key_scales)
+    values = values_through_cache(v, cache.dtype, cache.value_scales)
+    cache.keys.flatten(0, 1).index_copy_(0, layout.slots, keys)
+    cache.values.flatten(0, 1).index_copy_(0, layout.slots, values)
     mixed = torch.empty_like(q)
     for group in layout.groups:
         keys, values = _gather(group, cache.keys, q.dtype), _gather(group, cache.values, q.dtype)

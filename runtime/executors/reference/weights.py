@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from gristmill.runtime.errors import ModelError
 from gristmill.runtime.executors.reference.activations import require_supported
 from gristmill.runtime.executors.reference.blocks import to_torch
+from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
@@ -28,6 +29,10 @@ class WeightSource(Protocol):
     @property
     def schemes(self) -> Mapping[str, QuantScheme]:
         """The schemes of quantized linears by name."""
+
+    @property
+    def kv_scales(self) -> KVScales:
+        """Those of an FP8 cache; empty where none were calibrated."""
 
     def weight(self, linear: LinearPlan) -> QuantizedTensor | Tensor:
         """A linear's weight [out, in]."""
@@ -64,9 +69,12 @@ def load_weights(source: WeightSource, dtype: torch.dtype) -> dict[str, torch.Te
     """
     plan = source.plan
     weights: dict[str, torch.Tensor] = {}
-    for name, shape in _dense_shapes(plan):
-        weights[name] = _checked(name, to_torch(source.tensor(name)).to(dtype), shape)
-    for linear in (*plan.linears, *([] if plan.head is None else [plan.head])):
+    linears = (*plan.linears, *([] if plan.head is None else [plan.head]))
+    packed = {linear.weight for linear in linears}
+    for name, shape in plan.tensor_shapes().items():
+        if name not in packed:
+            weights[name] = _checked(name, to_torch(source.tensor(name)).to(dtype), shape)
+    for linear in linears:
         weight = source.weight(linear)
         if isinstance(weight, QuantizedTensor):
             require_supported(linear.name, weight.scheme, is_head=linear is plan.head)
@@ -77,19 +85,6 @@ def load_weights(source: WeightSource, dtype: torch.dtype) -> dict[str, torch.Te
             dense = to_torch(weight).to(dtype)
         weights[linear.weight] = _checked(linear.weight, dense, (linear.out_features, linear.in_features))
     return weights
-
-
-def _dense_shapes(plan: ModelPlan) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors that are never quantized: embedding, norms and biases."""
-    yield f"{plan.embedding}.weight", (plan.vocab_size, plan.hidden_size)
-    for layer in plan.layers:
-        for norm in (layer.input_norm, layer.attention.q_norm, layer.attention.k_norm, layer.mlp_norm):
-            if norm is not None:
-                yield f"{norm.name}.weight", (norm.size,)
-        for linear in layer.linears:
-            if linear.bias:
-                yield f"{linear.name}.bias", (linear.out_features,)
-    yield f"{plan.final_norm.name}.weight", (plan.final_norm.size,)
 
 
 def _checked(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -54,7 +54,7 @@ uint16_t read_half(const uint8_t* bytes, int64_t index) {
   return x;
 }
 
-// Element `index` of a [..][..] array of the type (not int4, whose nibbles share bytes).
+// Element `index` of a [..][..] array of the type (not values of int4, whose nibbles share bytes).
 float read_number(KvType type, const uint8_t* bytes, int64_t index) {
   switch (type) {
     case KvType::float32: return read_float(bytes, index);
@@ -96,7 +96,6 @@ float key_of(const KvLayout& kv, const uint8_t* unit, int token, int d) {
   const float scale = has_token_scales(kv.type) ? read_float(unit + kv.key_scales, token)
                       : kv.type == KvType::fp8  ? kv.key_scale
                                                 : 1.0f;
-  if (kv.type == KvType::int4) return scale * read_nibble(unit[d / 2 * kUnitTokens + token], d % 2);
   const int64_t index = key_index(kv, token, d);
   if (kv.type == KvType::int8) return scale * static_cast<int8_t>(unit[index] ^ kKeyFlip);
   return scale * read_number(kv.type, unit, index);
@@ -144,16 +143,16 @@ void append_codes(const KvLayout& kv, uint8_t* unit, int slot, const float* key,
   int8_t keys[kMostHeadDim] = {};
   int8_t values[kMostHeadDim] = {};
   const float limit = kv.type == KvType::int8 ? 127.0f : 7.0f;
-  const float key_scale = quantize(key, kv.head_dim, limit, keys);
+  const float key_scale = quantize(key, kv.head_dim, 127.0f, keys);
   const float value_scale = quantize(value, kv.head_dim, limit, values);
   std::memcpy(unit + kv.key_scales + slot * sizeof(float), &key_scale, sizeof(float));
   std::memcpy(unit + kv.value_scales + slot * sizeof(float), &value_scale, sizeof(float));
   for (int d = 0; d < kv.padded_dim; ++d) {
+    const uint8_t key_code = static_cast<uint8_t>(keys[d]);
+    unit[key_index(kv, slot, d)] = kv.type == KvType::int8 ? key_code ^ kKeyFlip : key_code;
     if (kv.type == KvType::int8) {
-      unit[key_index(kv, slot, d)] = static_cast<uint8_t>(keys[d]) ^ kKeyFlip;
       unit[kv.values + value_index(kv, slot, d)] = static_cast<uint8_t>(values[d]);
     } else {
-      write_nibble(unit + d / 2 * kUnitTokens + slot, d % 2, keys[d]);
       write_nibble(unit + kv.values + slot / 2 * kv.padded_dim + d, slot % 2, values[d]);
     }
   }

@@ -47,6 +47,8 @@ class Engine {
   // Between steps: see KvCache.
   void copy_block(int source, int target) { cache_.copy_block(source, target); }
 
+  const KvCache& cache() const { return cache_; }
+
  private:
   Model model_;
   const KernelTable& kernels_;

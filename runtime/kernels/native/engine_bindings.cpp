@@ -143,8 +143,8 @@ Layer layer(const py::handle& spec, const Weights& weights) {
   layer.down = linear(spec["down"], weights, false);
   layer.activation = activation(spec["activation"].cast<std::string>());
   layer.intermediate_size = spec["intermediate_size"].cast<int32_t>();
-  layer.key_scale = spec["key_scale"].cast<float>();
-  layer.value_scale = spec["value_scale"].cast<float>();
+  layer.key_scales = spec["key_scales"].cast<std::vector<float>>();
+  layer.value_scales = spec["value_scales"].cast<std::vector<float>>();
   return layer;
 }
 
@@ -240,6 +240,21 @@ class PyEngine {
   std::string instruction_set() const { return engine_.kernels().name; }
   int threads() const { return engine_.threads(); }
 
+  // By layer: the scales of keys and those of values, one a kv head, as the kernels get them.
+  std::vector<std::pair<std::vector<float>, std::vector<float>>> kv_scales() const {
+    std::vector<std::pair<std::vector<float>, std::vector<float>>> result;
+    const std::vector<Layer>& layers = engine_.model().layers;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      result.emplace_back();
+      for (int h = 0; h < layers[i].attention.num_kv_heads; ++h) {
+        const KvLayout& layout = engine_.cache().layout(static_cast<int>(i), h);
+        result.back().first.push_back(layout.key_scale);
+        result.back().second.push_back(layout.value_scale);
+      }
+    }
+    return result;
+  }
+
  private:
   py::buffer_info file_;
   Engine engine_;
@@ -295,7 +310,9 @@ void bind_engine(py::module_& m) {
            "Copy the keys and values of one block over another's, in all layers.")
       .def_property_readonly("seconds", &PyEngine::seconds, "Seconds by operation since the start (profile).")
       .def_property_readonly("instruction_set", &PyEngine::instruction_set)
-      .def_property_readonly("threads", &PyEngine::threads);
+      .def_property_readonly("threads", &PyEngine::threads)
+      .def_property_readonly("kv_scales", &PyEngine::kv_scales,
+                             "By layer the scales of fp8 keys and of values, one a kv head.");
 }
 
 }  // namespace gristmill

@@ -69,11 +69,11 @@ enum class KvType : int32_t { float32 = 0, bfloat16 = 1, float16 = 2, fp8 = 3, i
 // D = head_dim padded to a multiple of 16:
 //   keys    float32, float16, fp8: [D][16]   bfloat16: [D / 2][16][2]
 //           int8: uint8 [D / 4][16][4], value = byte - 128
-//           int4: uint8 [D / 2][16], low nibble the even dimension, value = nibble - 8
+//           int4: int8 [D][16]: four bits would cost far more in keys, whose errors e^x magnifies
 //   key scales (int8, int4): float [16]
 //   values  float32, float16: [16][D]   bfloat16: [8][D][2] (token pairs)
 //           fp8: [8][D / 16][2][16] (token pairs)   int8: [4][D][4] (four tokens)
-//           int4: uint8 [8][D], low nibble the even token
+//           int4: uint8 [8][D], low nibble the even token, value = nibble - 8
 //   value scales (int8, int4): float [16]
 struct KvLayout {
   KvType type;

@@ -45,13 +45,6 @@ inline void put_value_rows(const uint8_t* codes, int dim, int slot, uint8_t* val
   for (int d = 0; d < dim; d += 16) std::memcpy(rows + 2 * d, codes + d, 16);
 }
 
-inline void put_key_nibbles(const int8_t* codes, int dim, int slot, uint8_t* unit) {
-  for (int d = 0; d < dim; d += 2) {
-    const int pair = ((codes[d] + 8) & 15) | ((codes[d + 1] + 8) & 15) << 4;
-    unit[d / 2 * kUnitTokens + slot] = static_cast<uint8_t>(pair);
-  }
-}
-
 // A byte holds two tokens: the other one's nibble stays.
 inline void put_value_nibbles(const int8_t* codes, int dim, int slot, uint8_t* values) {
   uint8_t* bytes = values + slot / 2 * dim;
@@ -133,8 +126,8 @@ void append(const KvLayout& kv, uint8_t* unit, int slot, const float* key, const
       put_value_quads(codes[1], dim, slot, values);
       return;
     case KvType::int4:
-      put_scales(kv, unit, slot, encode_int(k, dim, 7.0f, codes[0]), encode_int(v, dim, 7.0f, codes[1]));
-      put_key_nibbles(codes[0], dim, slot, unit);
+      put_scales(kv, unit, slot, encode_int(k, dim, 127.0f, codes[0]), encode_int(v, dim, 7.0f, codes[1]));
+      put_keys(codes[0], dim, slot, unit);
       put_value_nibbles(codes[1], dim, slot, values);
       return;
   }

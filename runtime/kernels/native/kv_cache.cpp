@@ -3,6 +3,8 @@
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 namespace gristmill {
 
@@ -17,9 +19,16 @@ KvCache::KvCache(const Model& model, KvType type, int num_blocks, int block_size
   }
   for (const Layer& layer : model.layers) {
     const Attention& attention = layer.attention;
-    const KvLayout layout = make_kv_layout(type, attention.head_dim, layer.key_scale, layer.value_scale);
-    layers_.push_back({layout, bytes_});
-    bytes_ += byte_count({attention.num_kv_heads, layout.unit_bytes});
+    const size_t heads = static_cast<size_t>(attention.num_kv_heads);
+    if (layer.key_scales.size() != heads || layer.value_scales.size() != heads) {
+      throw std::invalid_argument("scales of the key and value cache: expected one for each kv head");
+    }
+    LayerCache cache{{}, bytes_};
+    for (size_t h = 0; h < heads; ++h) {
+      cache.layouts.push_back(make_kv_layout(type, attention.head_dim, layer.key_scales[h], layer.value_scales[h]));
+    }
+    bytes_ += byte_count({attention.num_kv_heads, cache.layouts[0].unit_bytes});
+    layers_.push_back(std::move(cache));
   }
   memory_.reserve(byte_count({units, bytes_}));
 }

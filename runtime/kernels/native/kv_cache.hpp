@@ -15,15 +15,16 @@ namespace gristmill {
 
 class KvCache {
  public:
-  // Throws std::invalid_argument for sizes that can't be, NoMemory for those that can't be had.
+  // Throws std::invalid_argument for sizes and scales that can't be, NoMemory for those that can't be had.
   KvCache(const Model& model, KvType type, int num_blocks, int block_size);
 
   int num_blocks() const { return num_blocks_; }
   int block_size() const { return block_size_; }
-  const KvLayout& layout(int layer) const { return layers_[layer].layout; }
+  // Equal for all kv heads of a layer but for the scales of fp8.
+  const KvLayout& layout(int layer, int kv_head) const { return layers_[layer].layouts[kv_head]; }
   uint8_t* unit(int layer, int64_t unit, int kv_head) const {
     const LayerCache& cache = layers_[layer];
-    return memory_.as<uint8_t>() + unit * bytes_ + cache.offset + kv_head * cache.layout.unit_bytes;
+    return memory_.as<uint8_t>() + unit * bytes_ + cache.offset + kv_head * cache.layouts[0].unit_bytes;
   }
 
   // All layers of block `source` over block `target`. Throws std::invalid_argument for a block outside the cache.
@@ -31,7 +32,7 @@ class KvCache {
 
  private:
   struct LayerCache {
-    KvLayout layout;
+    std::vector<KvLayout> layouts;
     int64_t offset;
   };
   int num_blocks_, block_size_;

@@ -136,10 +136,11 @@ struct Int8Kv : TokenScaled {
 struct Int4Kv : TokenScaled {
   static constexpr bool kTokenPairs = true;
   static constexpr int kKeyLines = 1;
-  static int key_bytes(int d) { return d * 8; }
+  static int key_bytes(int d) { return d * 16; }
   static int value_bytes(int dim, int t, int d) { return t / 2 * dim + d; }
   static void keys(const uint8_t* unit, int d, Floats& a, Floats& b) {
-    load_nibbles(unit + d / 2 * kUnitTokens, a, b);
+    a = load_s8(unit + d * kUnitTokens);
+    b = load_s8(unit + (d + 1) * kUnitTokens);
   }
   static void values(const OpenValues& v, int t, int c, Floats& a, Floats& b) {
     load_nibbles(v.values + t / 2 * v.dim + v.d + 16 * c, a, b);

@@ -51,7 +51,7 @@ struct Layer {
   Linear qkv, o, gate_up, down;
   Activation activation;
   int32_t intermediate_size;
-  float key_scale, value_scale;  // of an fp8 cache
+  std::vector<float> key_scales, value_scales;  // of an fp8 cache, one a kv head
 };
 
 struct Model {

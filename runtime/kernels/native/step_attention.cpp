@@ -29,7 +29,7 @@ void Step::append(int thread, int index) {
       const float* key = row + heads * dim;
       const float* value = key + kv_heads * dim;
       for (int h = 0; h < kv_heads; ++h) {
-        kernels_.append(cache_.layout(index), cache_.unit(index, run.unit, h), batch_->positions[t] % kUnitTokens,
+        kernels_.append(cache_.layout(index, h), cache_.unit(index, run.unit, h), batch_->positions[t] % kUnitTokens,
                         key + h * dim, value + h * dim);
       }
     }
@@ -51,7 +51,7 @@ void Step::attend(int thread, int index) {
 void Step::attend_item(int thread, int index, const AttendItem& item) {
   ThreadSpace& own = space_.threads[thread];
   const Attention& attention = model_.layers[index].attention;
-  const KvLayout& layout = cache_.layout(index);
+  const KvLayout& layout = cache_.layout(index, item.kv_head);
   const int dim = layout.padded_dim, rows = item.heads * item.tokens;
   const float* queries[kMostAttendRows];
   float* outs[kMostAttendRows];
@@ -95,7 +95,7 @@ void Step::attend_item(int thread, int index, const AttendItem& item) {
 void Step::merge_item(int thread, int index, const MergeItem& merge) {
   const AttendItem& item = merge.item;
   const Attention& attention = model_.layers[index].attention;
-  const int dim = cache_.layout(index).padded_dim, rows = item.heads * item.tokens;
+  const int dim = cache_.layout(index, item.kv_head).padded_dim, rows = item.heads * item.tokens;
   float* weighted = space_.threads[thread].states.as<float>();
   for (int r = 0; r < rows; ++r) {
     AttendState total{-INFINITY, 0.0f, weighted};

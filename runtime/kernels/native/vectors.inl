@@ -112,6 +112,10 @@ inline void widen_fp8(const uint8_t* p, uint16_t* halves) {
   const __m512i kept = _mm512_set1_epi16(static_cast<short>(0xbf80));
   _mm512_storeu_si512(halves, _mm512_and_si512(_mm512_slli_epi16(wide, 7), kept));
 }
+// 16 signed bytes.
+inline Floats load_s8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 // The low and the high nibbles of 16 bytes, less 8.
 inline void load_nibbles(const uint8_t* p, Floats& low, Floats& high) {
   const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -270,6 +274,12 @@ inline void widen_fp8_half(const uint8_t* p, uint16_t* halves) {
 inline void widen_fp8(const uint8_t* p, uint16_t* halves) {
   widen_fp8_half(p, halves);
   widen_fp8_half(p + 16, halves + 16);
+}
+// 16 signed bytes.
+inline Floats load_s8(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
 inline __m256 nibbles_half(__m256i nibbles) {
   return _mm256_sub_ps(_mm256_cvtepi32_ps(nibbles), _mm256_set1_ps(8.0f));

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
+from typing import Annotated
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -33,6 +34,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "list": ("gristmill.cli.look", "list_artifacts"),
         "inspect": ("gristmill.cli.look", "inspect"),
         "verify": ("gristmill.cli.look", "verify"),
+        "validate": ("gristmill.cli.validate", "validate"),
         "report": ("gristmill.cli.report", "report"),
         "chat": ("gristmill.cli.generate", "chat"),
         "generate": ("gristmill.cli.generate", "generate"),
@@ -42,17 +44,19 @@ _COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 
+_RESUMABLE = frozenset({"build", "compile"})
+
 
 def create_app(names: Iterable[str] = tuple(_COMMANDS)) -> typer.Typer:
     """The command line with the named commands, all by default; other names are refused by Typer."""
     app = typer.Typer(
         name="gristmill",
-        help="From one recipe to a small, proven, served language model.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
+    app.callback()(_gristmill)
     for name in names:
         module, function = _COMMANDS[name]
         app.command(name)(getattr(import_module(module), function))
@@ -65,7 +69,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # The search for plugins that other packages bring takes longer than reading a manifest.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    _open_closed_streams()
     sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _open_closed_streams() -> None:
+    """Put the null device where a process was started without a standard stream, as by `<&-`.
+
+    Else the first file that is opened takes the stream's place, and what is printed goes into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open to the end
+
+
+def _print_version(context: typer.Context, asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version  # only here: it brings a parser of mails along
+
+        print(f"gristmill {version('gristmill')}")
+        raise typer.Exit
+
+
+def _gristmill(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """From one recipe to a small, proven, served language model."""
 
 
 def _run(arguments: list[str]) -> int:
@@ -82,7 +114,8 @@ def _run(arguments: list[str]) -> int:
         print_error(error)
         return error.exit_code
     except (Abort, KeyboardInterrupt):
-        say("interrupted: finished work is kept, the same command continues there")
+        resumes = named and named[0] in _RESUMABLE
+        say(f"interrupted{': finished work is kept, the same command continues there' if resumes else ''}")
         return EXIT_INTERRUPTED
     except TyperException as error:
         return _usage(error)

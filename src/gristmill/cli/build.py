@@ -12,9 +12,9 @@ from gristmill.artifacts.inspect import inspection
 from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.cli.output import print_json, say
 from gristmill.cli.progress import ConsoleProgress
-from gristmill.cli.sizes import parse_size
 from gristmill.pipeline.report.line import report_line
 from gristmill.runtime.executors.load import best_engine
+from gristmill.runtime.units import parse_size
 
 __all__ = ["build"]
 

@@ -9,11 +9,11 @@ from typing import Annotated, cast, get_args
 import typer
 
 from gristmill import facade
-from gristmill.cli.sizes import parse_size
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.executors.base import KVDtype
 from gristmill.runtime.settings import Compute, EngineSettings
+from gristmill.runtime.units import parse_size
 
 __all__ = [
     "ComputeOption",
@@ -46,7 +46,9 @@ ComputeOption = Annotated[
 KVCacheOption = Annotated[
     str,
     typer.Option(
-        "--kv-cache-dtype", metavar="TYPE", help="auto, bfloat16, float16, float32, fp8, int8 or int4."
+        "--kv-cache-dtype",
+        metavar="TYPE",
+        help="auto (the recipe's), bfloat16, float16, float32, fp8, int8 or int4.",
     ),
 ]
 ThreadsOption = Annotated[

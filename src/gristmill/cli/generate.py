@@ -26,8 +26,8 @@ from gristmill.cli.engine_options import (
 )
 from gristmill.cli.options import JsonOption, StoreOption
 from gristmill.cli.output import say
-from gristmill.runtime.errors import InputError
-from gristmill.runtime.llm import LLM
+from gristmill.runtime.errors import EXIT_INTERRUPTED, InputError
+from gristmill.runtime.llm import LLM, load_engine
 from gristmill.runtime.outputs import RequestOutput
 from gristmill.runtime.sampling.params import SamplingParams
 
@@ -109,19 +109,17 @@ def generate(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     rows = _read_prompts(prompts)
     with _opened(choice, ref, store) as llm:
-        prompts_read = [_as_prompt(llm, row) for row in rows]
-        answers = [_row(output) for output in llm.generate(prompts_read, params)]
-    print(
-        "\n".join(json.dumps(answer, ensure_ascii=False) for answer in answers)
-        if not as_json
-        else json.dumps(answers, ensure_ascii=False, indent=2)
-    )
+        outputs = llm.generate_each([_as_prompt(llm, row) for row in rows], params)
+        num_written = _write_all(outputs, as_json=as_json)
+    if num_written < len(rows):
+        say(f"interrupted: {num_written} of {len(rows)} prompts are answered, in their order")
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 @contextmanager
 def _opened(choice: EngineChoice, ref: str, store: Path | None) -> Iterator[LLM]:
     """The artifact in this process; where its time went, if that was asked for, is told at the end."""
-    llm = LLM(choice.folder(ref, store), choice.settings())
+    llm = LLM(load_engine(choice.folder(ref, store), choice.settings()))
     try:
         yield llm
     finally:
@@ -150,6 +148,22 @@ def _answer(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams, *,
         pieces.append(delta.text)
     print(flush=True)
     return "".join(pieces)
+
+
+def _write_all(outputs: Iterator[RequestOutput], *, as_json: bool) -> int:
+    """Print answers, each as it comes or all in one document, until the last or an interrupt; how many."""
+    answers: list[dict[str, Any]] = []
+    try:
+        for output in outputs:
+            answers.append(_row(output))
+            if not as_json:
+                print(json.dumps(answers[-1], ensure_ascii=False), flush=True)
+    except KeyboardInterrupt:
+        return len(answers)
+    finally:  # what is answered is not lost with what can't be
+        if as_json:
+            print(json.dumps(answers, ensure_ascii=False, indent=2))
+    return len(answers)
 
 
 def _questions() -> Iterator[str]:

@@ -94,7 +94,10 @@ def _readable(found: dict[str, Any]) -> dict[str, object]:
         "bits a weight": f"{bits['quantized_layers']:.2f} quantized, {bits['whole_model']:.2f} whole model",
         "size": f"{human_bytes(sizes['total'])} (checkpoint {human_bytes(sizes['checkpoint'])}, "
         f"engines {human_bytes(sizes['engines'])})",
-        "engines": ", ".join(f"{e['target']} ({e['compute']})" for e in found["engines"]) or "-",
+        "engines": ", ".join(
+            f"{e['target']} ({e['compute']}, KV cache {e['kv_cache']})" for e in found["engines"]
+        )
+        or "-",
         "calibration": f"{calibration['prompts']} prompts, {calibration['tokens']} tokens"
         if calibration
         else "-",

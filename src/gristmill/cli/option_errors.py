@@ -15,6 +15,7 @@ __all__ = ["with_option_names", "wrong_value"]
 # Settings of the runtime whose options have another name than theirs.
 _RENAMED: Mapping[str, str] = MappingProxyType(
     {
+        "cors_origins": "--cors-origin",
         "grace_seconds": "--grace",
         "itl_target_ms": "--itl-target",
         "kv_cache_bytes": "--kv-cache-memory",

@@ -27,6 +27,7 @@ from gristmill.cli.serve_options import (
     ApiKeyFileOption,
     ApiKeyOption,
     BlockSizeOption,
+    CorsOriginOption,
     GraceOption,
     HostOption,
     ItlTargetOption,
@@ -44,14 +45,16 @@ from gristmill.cli.serve_options import (
     PingIntervalOption,
     PortOption,
     RefsArgument,
+    ServedModelNameOption,
     StallOption,
 )
-from gristmill.cli.sizes import parse_size
 from gristmill.runtime.engine_folder import EngineFolder
+from gristmill.runtime.errors import InputError
 from gristmill.runtime.server.keys import ApiKey, parse_api_key, read_api_keys
 from gristmill.runtime.server.logs import LogFormat, LogLevel
 from gristmill.runtime.server.run import run_server
 from gristmill.runtime.server.settings import ServerSettings
+from gristmill.runtime.units import parse_size
 
 __all__ = ["serve"]
 
@@ -60,6 +63,7 @@ def serve(
     refs: RefsArgument,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
+    served_model_name: ServedModelNameOption = None,
     config: ConfigOption = None,
     engine: EngineOption = None,
     compute: ComputeOption = None,
@@ -84,6 +88,7 @@ def serve(
     api_key_file: ApiKeyFileOption = None,
     admin_token: AdminTokenOption = None,
     max_open_per_key: MaxOpenPerKeyOption = None,
+    cors_origin: CorsOriginOption = None,
     grace: GraceOption = 30.0,
     ping_interval: PingIntervalOption = 10.0,
     stall: StallOption = 30.0,
@@ -117,18 +122,29 @@ def serve(
         api_keys=_api_keys(api_key or (), api_key_file),
         admin_token=admin_token,
         max_open_per_tenant=max_open_per_key,
+        cors_origins=tuple(cors_origin or ()),
         memory_soft=_size("--memory-soft", memory_soft),
         memory_restart=_size("--memory-restart", memory_restart),
         log_format=cast(LogFormat, log_format),
         log_level=cast(LogLevel, log_level),
     )
-    folders = [choice.folder(ref, store) for ref in refs]
+    folders = _named([choice.folder(ref, store) for ref in refs], served_model_name)
     by_name = {folder.name: ref for folder, ref in zip(folders, refs, strict=True)}
 
     def resolve(name: str) -> EngineFolder:
         return choice.folder(by_name[name], store)
 
     run_server(folders, settings, server, resolve=resolve, json_ready=as_json)
+
+
+def _named(folders: Sequence[EngineFolder], names: Sequence[str] | None) -> Sequence[EngineFolder]:
+    """The folders under the ids that clients name; by default their artifacts' names."""
+    if not names:
+        return folders
+    if len(names) != len(folders) or not all(names):
+        found = " ".join(f"{name!r}" for name in names)
+        raise InputError("--served-model-name", found=found, expected=f"{len(folders)}, one for each REF")
+    return [replace(folder, name=name) for folder, name in zip(folders, names, strict=True)]
 
 
 def _given(**values: Any) -> dict[str, Any]:

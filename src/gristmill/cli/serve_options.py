@@ -12,6 +12,7 @@ __all__ = [
     "ApiKeyFileOption",
     "ApiKeyOption",
     "BlockSizeOption",
+    "CorsOriginOption",
     "GraceOption",
     "HostOption",
     "ItlTargetOption",
@@ -29,6 +30,7 @@ __all__ = [
     "PingIntervalOption",
     "PortOption",
     "RefsArgument",
+    "ServedModelNameOption",
     "StallOption",
 ]
 
@@ -37,6 +39,12 @@ RefsArgument = Annotated[
 ]
 HostOption = Annotated[str, typer.Option("--host", help="Address to listen at.")]
 PortOption = Annotated[int, typer.Option("--port", help="Port to listen at; 0 takes a free one.")]
+ServedModelNameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--served-model-name", metavar="NAME", help="Model id instead of the artifact's name; one a REF."
+    ),
+]
 
 MaxNumSeqsOption = Annotated[
     int | None, typer.Option("--max-num-seqs", metavar="N", help="Requests that run at once.")
@@ -91,6 +99,14 @@ AdminTokenOption = Annotated[
 ]
 MaxOpenPerKeyOption = Annotated[
     int | None, typer.Option("--max-open-per-key", metavar="N", help="Open requests of one API key.")
+]
+CorsOriginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        metavar="ORIGIN",
+        help="Pages from there may ask, such as https://app.example; again for more, * for all.",
+    ),
 ]
 
 GraceOption = Annotated[

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.executors.native.engine_file import EngineFile, StoredLayer, StoredTensor, StoredWeight
+from gristmill.runtime.executors.native.plan_check import dense_mlp
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.kernels.layout import TILE_ROWS, WeightForm, padded_rows, unpack_weight
 from gristmill.runtime.model_plan import LayerPlan
@@ -118,7 +119,7 @@ def parts_of(rows: NDArray[Any], outputs: tuple[int, ...], *, interleaved: bool)
 
 def _layer_arrays(engine: EngineFile, stored: StoredLayer, layer: LayerPlan) -> Arrays:
     arrays: Arrays = {}
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.attention, dense_mlp(layer)
     norms = zip(
         (layer.input_norm, layer.mlp_norm, attention.q_norm, attention.k_norm),
         (stored.input_norm, stored.mlp_norm, stored.q_norm, stored.k_norm),

@@ -39,7 +39,7 @@ def expected_arrays(folder: Path) -> dict[str, NDArray[np.float32]]:
     checkpoint = open_checkpoint(folder)
     arrays = {}
     linears = {linear.weight: linear for linear in checkpoint.plan.linears}
-    for name in (name for layer in checkpoint.plan.layers for name in layer.tensor_names()):
+    for name in (name for layer in checkpoint.plan.layers for name in layer.tensor_shapes()):
         weight = checkpoint.weight(linears[name]) if name in linears else checkpoint.tensor(name)
         dense = weight.dequantize() if isinstance(weight, QuantizedTensor) else weight.astype(np.float32)
         arrays[name] = dense

@@ -27,6 +27,7 @@ from gristmill.runtime.errors import InputError, ModelError
 from gristmill.runtime.model_plan import LinearPlan
 from gristmill.runtime.scheme import QuantScheme
 from tests.pipeline.small_block import block_output, random_weights, small_layer
+from tests.tiny_checkpoints import dense_mlp
 
 LAYER = small_layer()
 W4 = QuantScheme(4, 16, symmetric=False)
@@ -272,10 +273,10 @@ def test_the_error_is_the_part_of_the_output_that_rounding_takes(
 
 def test_without_statistics_the_error_is_relative_to_the_weight(weights: dict[str, torch.Tensor]) -> None:
     result = quantize_block(LAYER, weights, None, settings_for("rtn"))
-    weight = weights[LAYER.mlp.down.weight]
-    lost = torch.from_numpy(result.quantized[LAYER.mlp.down.name].dequantize()) - weight
+    weight = weights[dense_mlp(LAYER).down.weight]
+    lost = torch.from_numpy(result.quantized[dense_mlp(LAYER).down.name].dequantize()) - weight
     expected = float(lost.square().sum() / weight.square().sum())
-    assert result.errors[LAYER.mlp.down.name] == pytest.approx(expected, rel=1e-5)
+    assert result.errors[dense_mlp(LAYER).down.name] == pytest.approx(expected, rel=1e-5)
 
 
 def test_raised_damping_is_noted_by_name(

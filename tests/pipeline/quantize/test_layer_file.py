@@ -26,7 +26,11 @@ def a_tensor(*, symmetric: bool) -> QuantizedTensor:
 def result() -> BlockResult:
     quantized = {"a": a_tensor(symmetric=True), "b": a_tensor(symmetric=False)}
     return BlockResult(
-        quantized, {"norm.weight": torch.arange(4).bfloat16()}, {"a": 0.25, "b": 0.5}, ("a note",)
+        quantized,
+        {"norm.weight": torch.arange(4).bfloat16()},
+        {"a": 0.25, "b": 0.5},
+        {"expert": 7},
+        ("a note",),
     )
 
 
@@ -44,7 +48,7 @@ def test_a_layer_comes_back_as_it_was_written(tmp_path: Path, result: BlockResul
         assert_same(found.quantized[name], tensor)
     assert found.dense.keys() == result.dense.keys()
     assert torch.equal(found.dense["norm.weight"], result.dense["norm.weight"])
-    assert (found.errors, found.notes) == (result.errors, result.notes)
+    assert (found.errors, found.routed, found.notes) == (result.errors, result.routed, result.notes)
 
 
 def test_linears_are_read_one_by_one(tmp_path: Path, result: BlockResult) -> None:

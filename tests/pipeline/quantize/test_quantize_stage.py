@@ -55,7 +55,7 @@ def quantize(
     model = open_model(recipe)
     tokens = sum(map(len, SEQUENCES))
     samples = TokenSamples(SEQUENCES, samples_digest(SEQUENCES), len(SEQUENCES), tokens, frozenset(), ())
-    settings = quantize_settings(recipe.quantize, model.schemes)
+    settings = quantize_settings(recipe, model.schemes)
     key = quantize_key("tiny", samples, settings, determinism_contract(1))
     quantize_model(model, samples, settings, StageCache(cache), key, progress or SilentProgress())
     return {path.name: path.read_bytes() for path in sorted(cache.rglob("layer-*.safetensors"))}

@@ -33,7 +33,7 @@ def folder(tiny_llama: Path) -> EngineFolder:
 
 @pytest.fixture(scope="module")
 def llm(folder: EngineFolder) -> Iterator[LLM]:
-    with LLM(folder, EXACT) as llm:
+    with LLM(load_engine(folder, EXACT)) as llm:
         yield llm
 
 
@@ -49,6 +49,17 @@ def test_greedy_answers_equal_those_of_transformers(llm: LLM, tiny_llama: Path) 
 
 def test_answers_come_in_the_order_of_their_prompts(llm: LLM) -> None:
     assert [output.prompt for output in llm.generate(PROMPTS, GREEDY)] == PROMPTS
+
+
+def test_answers_come_one_by_one_as_soon_as_they_are_whole(folder: EngineFolder) -> None:
+    with LLM(load_engine(folder, replace(EXACT, max_num_seqs=1))) as llm:
+        answers = llm.generate_each(PROMPTS, GREEDY)
+        first = next(answers)
+        assert llm._engine.stats().num_waiting == len(PROMPTS) - 1
+        each = [first, *answers]
+        assert [output.outputs for output in each] == [
+            output.outputs for output in llm.generate(PROMPTS, GREEDY)
+        ]
 
 
 def test_text_is_the_decoded_tokens(llm: LLM) -> None:
@@ -70,7 +81,7 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
 
 
 def test_any_number_of_prompts_may_be_given(folder: EngineFolder) -> None:
-    with LLM(folder, replace(EXACT, max_num_seqs=2, max_waiting=1)) as llm:
+    with LLM(load_engine(folder, replace(EXACT, max_num_seqs=2, max_waiting=1))) as llm:
         outputs = llm.generate([f"prompt {index}" for index in range(12)], replace(GREEDY, max_tokens=2))
     assert [output.prompt for output in outputs] == [f"prompt {index}" for index in range(12)]
 
@@ -103,7 +114,7 @@ def test_parameters_for_another_number_of_prompts_are_refused(llm: LLM) -> None:
 
 
 def test_a_closed_model_says_so(folder: EngineFolder) -> None:
-    llm = LLM(folder, EXACT)
+    llm = LLM(load_engine(folder, EXACT))
     llm.close()
     llm.close()
     with pytest.raises(RequestError, match="closed"):

@@ -91,7 +91,7 @@ def test_a_block_is_as_large_as_its_number_format(plan: ModelPlan, dtype: Any, b
     assert memory.block_bytes == plan.kv_elements_per_token * 16 * bits // 8
 
 
-@pytest.mark.parametrize(("dtype", "bits"), [("int8", 8), ("int4", 4)])
+@pytest.mark.parametrize(("dtype", "bits"), [("int8", 8), ("int4", 6)])
 def test_a_block_of_integers_holds_a_scale_for_each_key_and_value(
     plan: ModelPlan, dtype: Any, bits: int
 ) -> None:

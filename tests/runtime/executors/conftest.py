@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from gristmill.runtime.architectures import plan_model
+from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
@@ -43,6 +47,14 @@ _YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
+_QWEN3_EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "mlp_only_layers": [1],
+}
+_EXPERTS: dict[str, Any] = {**_QWEN3_EXPERTS, "shared_expert_intermediate_size": 40}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -75,9 +87,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
     ),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "head_dim": 20}),
+    "mixtral with a window": ("mixtral", {"num_local_experts": 3, "sliding_window": 5}),
+    "qwen2 with experts": ("qwen2_moe", _EXPERTS),
+    "qwen2 with experts and windows": (
+        "qwen2_moe",
+        {
+            **_EXPERTS,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "max_window_layers": 3,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen3 with experts": ("qwen3_moe", {**_QWEN3_EXPERTS, "head_dim": 20, "norm_topk_prob": True}),
+    "qwen3 with experts and windows": (
+        "qwen3_moe",
+        {**_QWEN3_EXPERTS, "head_dim": 16, "use_sliding_window": True, "sliding_window": 6},
+    ),
     "smollm3": ("smollm3", {}),
     "smollm3 with windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 6}),
 }
+MIXTURES = tuple(name for name, (model_type, _) in FAMILIES.items() if model_type in _WITH_EXPERTS)
+"""Those with experts."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +121,7 @@ class InMemoryWeights:
     plan: ModelPlan
     tensors: Mapping[str, Tensor]
     quantized: Mapping[str, QuantizedTensor] = field(default_factory=dict)
+    kv_scales: KVScales = ()
 
     @property
     def schemes(self) -> Mapping[str, QuantScheme]:
@@ -128,6 +163,13 @@ def tiny_model() -> Callable[[str], TinyModel]:
     return make
 
 
+def _stored_tensors(model: Any) -> dict[str, NDArray[np.float32]]:
+    """What a checkpoint of the model holds: transformers fuses experts in memory and parts them on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
+
+
 def _make_tiny_model(model_type: str, changes: dict[str, Any]) -> TinyModel:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -139,11 +181,15 @@ def _make_tiny_model(model_type: str, changes: dict[str, Any]) -> TinyModel:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:  # norms are all ones and biases all zeros: give them something to say
                 parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    return TinyModel(InMemoryWeights(plan_model(json.loads(config.to_json_string())), tensors), model)
+    plan = plan_model(json.loads(config.to_json_string()))
+    return TinyModel(InMemoryWeights(plan, _stored_tensors(model)), model)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `family` runs for every family."""
+    """A test that takes `family` runs for every family, `dense_family` and `mixture` are parts of them."""
     if "family" in metafunc.fixturenames:
         metafunc.parametrize("family", FAMILIES)
+    if "dense_family" in metafunc.fixturenames:
+        metafunc.parametrize("dense_family", [name for name in FAMILIES if name not in MIXTURES])
+    if "mixture" in metafunc.fixturenames:
+        metafunc.parametrize("mixture", MIXTURES)

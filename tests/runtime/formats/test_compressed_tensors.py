@@ -25,7 +25,7 @@ from gristmill.runtime.sources.base import Tensor
 Random = Callable[..., QuantizedTensor]
 SCHEMES = [
     QuantScheme(bits=bits, group_size=group_size, symmetric=symmetric)
-    for bits in (2, 3, 4, 8)
+    for bits in (2, 3, 4, 5, 6, 8)
     for group_size in (32, -1)
     for symmetric in (True, False)
 ]

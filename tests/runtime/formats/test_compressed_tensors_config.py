@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "8-bit scales": (block({"scale_dtype": "torch.uint8"}), "scale_dtype; found 'torch.uint8'"),
     "unknown key of weights": (block({"codebook": 1}), "weights: unknown codebook"),
     "unknown key": (block(rotation="hadamard"), "unknown rotation"),
-    "quantized cache": (block(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme; found"),
+    "no group and no cache": (block() | {"config_groups": {}}, "config_groups; found"),
     "sparse": (
         block(sparsity_config={"format": "sparse-bitmask"}),
         "sparsity_config; found 'sparse-bitmask'",

@@ -29,7 +29,7 @@ CASES: dict[str, SchemeOf] = {
     scheme.name: everywhere(scheme)
     for scheme in (
         QuantScheme(bits, group_size, symmetric)
-        for bits, group_size in ((4, 32), (4, -1), (8, 64), (8, -1), (2, 16))
+        for bits, group_size in ((4, 32), (4, -1), (8, 64), (8, -1), (2, 16), (3, 32), (5, 32), (6, 64))
         for symmetric in (True, False)
     )
 }

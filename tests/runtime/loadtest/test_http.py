@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -49,20 +50,28 @@ def test_another_url_is_refused(url: str) -> None:
 
 def exchange(answer: bytes) -> tuple[int, bytes, bool]:
     """Status, body and whether the connection may be kept, of a server that sends this and hangs up."""
+    hung_up = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
         await asyncio.sleep(0.05)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        hung_up.set()
 
     async def ask() -> tuple[int, bytes, bool]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
             connection, pieces = await Connection.open(Endpoint("127.0.0.1", port)), []
-            status = await connection.exchange("GET", "/", b"", {}, lambda _, piece: pieces.append(piece))
-            return status, b"".join(pieces), connection.alive
+            try:
+                status = await connection.exchange("GET", "/", b"", {}, lambda _, piece: pieces.append(piece))
+                return status, b"".join(pieces), connection.alive
+            finally:
+                connection.close()
+                await hung_up.wait()
 
     return asyncio.run(ask())
 

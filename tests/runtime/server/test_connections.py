@@ -67,17 +67,17 @@ def test_headers_that_do_not_end_are_answered_in_time(make_engine: MakeEngine, s
 
 def test_a_trickle_of_headers_does_not_extend_the_time(make_engine: MakeEngine, serve: Serve) -> None:
     server = serve(settings=HURRIED, m=make_engine("parrot"))
-    connection = connect(server.url, b"GET /health HTTP/1.1\r\n")
     started = time.monotonic()
-    connection.settimeout(0.02)
     answer = None
-    while answer is None:
-        assert time.monotonic() - started < 10
-        connection.send(b"X-Slow: 1\r\n")
-        try:
-            answer = connection.recv(65536)
-        except TimeoutError:
-            continue
+    with connect(server.url, b"GET /health HTTP/1.1\r\n") as connection:
+        connection.settimeout(0.02)
+        while answer is None:
+            assert time.monotonic() - started < 10
+            connection.send(b"X-Slow: 1\r\n")
+            try:
+                answer = connection.recv(65536)
+            except TimeoutError:
+                continue
     assert answer.startswith(b"HTTP/1.1 408")
 
 

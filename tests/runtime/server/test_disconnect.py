@@ -60,6 +60,17 @@ def test_a_running_request_is_freed(
     assert wait_until(lambda: is_idle(engine)) < 1.0
 
 
+def test_a_client_that_closes_its_sending_side_counts_as_gone(
+    make_engine: MakeEngine, serve: Callable[..., Any]
+) -> None:
+    engine = make_engine(delay=0.02)
+    with send(serve(m=engine).url, "completions", ENDLESS) as connection:
+        wait_until(lambda: engine.stats().num_running == 1)
+        connection.shutdown(socket.SHUT_WR)
+        wait_until(lambda: is_idle(engine))
+        assert connection.recv(100) == b""
+
+
 def test_a_waiting_request_is_freed(make_engine: MakeEngine, serve: Callable[..., Any]) -> None:
     engine = make_engine(delay=0.02, max_num_seqs=1)
     server = serve(m=engine)

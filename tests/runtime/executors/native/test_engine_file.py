@@ -14,7 +14,6 @@ import pytest
 
 from gristmill.pipeline.compile.native_x86 import compile_native
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.checkpoint import plan_shapes
 from gristmill.runtime.errors import ArtifactError, GristmillError, IntegrityError
 from gristmill.runtime.executors.native.engine_file import (
     HEADER_BYTES,
@@ -50,7 +49,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pristine")
     (folder / "config.json").write_text(json.dumps(CONFIG))
     random = np.random.default_rng(0)
-    shapes = plan_shapes(plan_model(CONFIG))
+    shapes = plan_model(CONFIG).tensor_shapes()
     tensors = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
     write_safetensors(folder / "model.safetensors", specs, tensors.items())

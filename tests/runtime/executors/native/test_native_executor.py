@@ -39,7 +39,7 @@ TOKENS = 60
 # Float32 models round only the head's input. A wrong mask, angle or scale costs far more than this.
 HEAD_INPUT_LIMIT = 0.0025
 LIMITS = {"bfloat16": 0.015, "int8": 0.05}
-# Key and value types against float32 ones; fp8 keeps 3 bits after the point, int4 15 steps a token.
+# Key and value types against float32 ones; fp8 keeps 3 bits after the point, int4 15 steps a value.
 KV_LIMITS = {"float32": 0.0, "bfloat16": 0.015, "float16": 0.005, "fp8": 0.15, "int8": 0.03, "int4": 0.35}
 
 
@@ -49,9 +49,9 @@ def reference(source: WeightSource, tokens: list[int]) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("instruction_set", SETS)
 def test_every_family_gives_the_references_logits(
-    family: str, instruction_set: str, family_engine: MakeFamily, open_native: OpenExecutor
+    dense_family: str, instruction_set: str, family_engine: MakeFamily, open_native: OpenExecutor
 ) -> None:
-    engine, tokens = family_engine(family), random_tokens(1, TOKENS)
+    engine, tokens = family_engine(dense_family), random_tokens(1, TOKENS)
     executor = open_native(engine.file, compute="bfloat16", instruction_set=instruction_set, threads=2)
     assert relative_error(all_rows(executor, tokens), reference(engine.source, tokens)) < HEAD_INPUT_LIMIT
 

@@ -15,6 +15,7 @@ from gristmill.pipeline.compile.native_x86 import compile_native
 from gristmill.runtime.executors.base import Executor, KVCacheConfig, KVDtype, SequenceStep
 from gristmill.runtime.executors.native.engine_file import EngineFile, read_engine_file
 from gristmill.runtime.executors.native.executor import NativeExecutor
+from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.settings import Compute, ExecutorOptions
@@ -110,6 +111,8 @@ class WeightSource(Protocol):
 
     @property
     def schemes(self) -> Mapping[str, QuantScheme]: ...
+    @property
+    def kv_scales(self) -> KVScales: ...
     def weight(self, linear: LinearPlan) -> QuantizedTensor | Tensor: ...
     def tensor(self, name: str) -> Tensor: ...
 
@@ -142,6 +145,10 @@ class RoundedHead:
     @property
     def schemes(self) -> Mapping[str, QuantScheme]:
         return self.source.schemes
+
+    @property
+    def kv_scales(self) -> KVScales:
+        return self.source.kv_scales
 
     def weight(self, linear: LinearPlan) -> QuantizedTensor | Tensor:
         if linear.name != "rounded_head":

@@ -20,12 +20,12 @@ from gristmill.runtime.executors.reference.blocks import (
     causal_attention,
     decoder_block,
     head_logits,
-    linear,
     rms_norm,
     rotary_tables,
     to_torch,
     visible,
 )
+from gristmill.runtime.executors.reference.linears import linear
 from gristmill.runtime.model_plan import (
     AttentionPlan,
     LayerPlan,
@@ -34,6 +34,7 @@ from gristmill.runtime.model_plan import (
     NormPlan,
     RopePlan,
 )
+from tests.tiny_checkpoints import dense_mlp
 
 ROPE = RopePlan(rotary_dim=8, inv_freq=(1.0, 0.3, 0.1, 0.01))
 
@@ -212,7 +213,7 @@ def test_observe_sees_what_the_linear_reads() -> None:
         layer, weights, hidden, rotary, causal_attention, lambda g, x: inputs.update({p.name: x for p in g})
     )
     attended = hidden + linear(layer.attention.o, weights, inputs["o"])
-    torch.testing.assert_close(out, attended + linear(layer.mlp.down, weights, inputs["down"]))
+    torch.testing.assert_close(out, attended + linear(dense_mlp(layer).down, weights, inputs["down"]))
 
 
 def test_a_block_treats_the_sequences_of_a_batch_alike() -> None:
