@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,14 +10,14 @@ from gristmill.recipes.layers import assign_schemes
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.errors import ModelError
-from gristmill.runtime.model_plan import ModelPlan
+from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 from gristmill.runtime.scheme import QuantScheme, ScaleDtype
 from gristmill.runtime.sources.base import ModelSource
 from gristmill.runtime.sources.hf_folder import require_unquantized
 from gristmill.runtime.sources.open import open_source
 from gristmill.runtime.tokenizer import Tokenizer
 
-__all__ = ["BuildModel", "open_model"]
+__all__ = ["BuildModel", "open_model", "stored_bits"]
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -51,6 +51,19 @@ def open_model(recipe: Recipe) -> BuildModel:
     shapes = {linear.name: (linear.in_features, linear.out_features) for linear in plan.linears}
     schemes = assign_schemes(shapes, recipe.quantize, scale_dtype=cast(ScaleDtype, plan.dtype))
     return BuildModel(source, plan, Tokenizer.from_files(source.side_files(), source.config), schemes)
+
+
+def stored_bits(
+    linears: Iterable[LinearPlan], schemes: Mapping[str, QuantScheme | None]
+) -> tuple[float, int]:
+    """Bits of those of `linears` that are quantized, scales and zero points included, and their weights."""
+    stored, weights = 0.0, 0
+    for linear in linears:
+        if (scheme := schemes.get(linear.name)) is not None:
+            count = linear.in_features * linear.out_features
+            stored += count * scheme.bits_per_weight(linear.in_features)
+            weights += count
+    return stored, weights
 
 
 def _require_tensors(source: ModelSource, plan: ModelPlan) -> None:

@@ -19,7 +19,7 @@ from gristmill.artifacts.record import BuildRecord
 from gristmill.artifacts.store import Store
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.checkpoint import CHECKPOINT
-from gristmill.pipeline.model import BuildModel
+from gristmill.pipeline.model import BuildModel, stored_bits
 from gristmill.pipeline.prove import Proof
 from gristmill.pipeline.quantize.coverage import ExpertCoverage
 from gristmill.pipeline.report.evidence import LayerErrors, write_evidence
@@ -141,12 +141,7 @@ def engine_validation(result: ValidationResult) -> m.EngineValidation:
 
 def _bits_per_weight(model: BuildModel, schemes: Mapping[str, QuantScheme]) -> m.BitsPerWeight:
     """Stored bits over quantized weights, and over all parameters of the model."""
-    stored = weights = 0.0
-    for linear in model.plan.linears:
-        if (scheme := schemes.get(linear.name)) is not None:
-            count = linear.in_features * linear.out_features
-            stored += count * scheme.bits_per_weight(linear.in_features)
-            weights += count
+    stored, weights = stored_bits(model.plan.linears, schemes)
     total = model.plan.num_parameters()
     plain_bits = 8 * model.size_bytes / total
     return m.BitsPerWeight(stored / weights, (stored + (total - weights) * plain_bits) / total)

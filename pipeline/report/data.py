@@ -24,9 +24,11 @@ from gristmill.pipeline.report.evidence import (
     read_layer_errors,
     read_measured,
     read_outliers,
+    read_widths,
 )
 from gristmill.pipeline.report.excerpts import Excerpt, excerpt
 from gristmill.pipeline.report.mix import DataMix, mix_warnings
+from gristmill.pipeline.search.widths import WidthChoice
 from gristmill.pipeline.validate.outliers import LayerOutliers
 from gristmill.runtime.tokenizer import load_tokenizer
 
@@ -51,6 +53,7 @@ class ReportData:
     modes: Mapping[str, tuple[ModeProof, ...]]
     builds: Builds
     layers: LayerErrors | None
+    widths: WidthChoice | None
     outliers: tuple[LayerOutliers, ...]
     mix: DataMix | None
     worst: tuple[Excerpt, ...]
@@ -88,6 +91,7 @@ def collect(store: Store, artifact: Artifact) -> ReportData:
         modes=_modes(artifact),
         builds=comparable_builds(store, artifact),
         layers=layers,
+        widths=read_widths(artifact),
         outliers=read_outliers(artifact),
         mix=mix,
         worst=_excerpts(artifact, measured.get(engine) if engine else None),
@@ -108,6 +112,7 @@ def report_json(data: ReportData) -> dict[str, Any]:
         "modes": {engine: [asdict(mode) for mode in modes] for engine, modes in data.modes.items()},
         "builds": asdict(data.builds),
         "layers": asdict(data.layers) if data.layers else None,
+        "widths": asdict(data.widths) if data.widths else None,
         "outliers": [asdict(layer) for layer in data.outliers],
         "mix": {**asdict(data.mix), "warnings": mix_warnings(data.mix)} if data.mix else None,
         "worst": [asdict(found) for found in data.worst],

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gristmill.artifacts.record import PEAK_AFTER, BuildRecord
 from gristmill.pipeline.report.builds import Builds
 from gristmill.pipeline.report.charts import (
+    HeatMap,
     error_map,
     length_histogram,
     outlier_columns,
@@ -20,6 +21,7 @@ from gristmill.pipeline.report.charts import (
 from gristmill.pipeline.report.data import ReportData
 from gristmill.pipeline.report.errors_by_layer import ErrorGrid, error_grid
 from gristmill.pipeline.report.mix import mix_warnings
+from gristmill.pipeline.search.widths import WidthChoice
 from gristmill.pipeline.validate.outliers import LayerOutliers
 from gristmill.pipeline.worst_linears import worst_linears
 from gristmill.runtime.units import human_bytes
@@ -65,6 +67,7 @@ def _charts(data: ReportData) -> dict[str, Any]:
         "heat": error_map(grid) if grid else None,
         "kind_bars": _kind_bars(grid) if grid else [],
         "layer_bars": _layer_bars(data),
+        "sensitivity": _sensitivity(data.widths) if data.widths else None,
         "outliers": outlier_columns(data.outliers),
         "channels": _often(data.outliers),
         "warnings": mix_warnings(mix) if mix else (),
@@ -101,6 +104,11 @@ def _layer_bars(data: ReportData) -> Bars:
     worst = worst_linears(data.known_errors, _WORST_LAYERS)
     largest = max((error for _, error in worst), default=0.0) or 1.0
     return [(name, error / largest, f"{error:.3g}", "first") for name, error in worst]
+
+
+def _sensitivity(widths: WidthChoice) -> HeatMap:
+    """Every unit's loss at the narrowest width, under the name of its first linear."""
+    return error_map(error_grid({unit.linears[0]: unit.losses[0] for unit in widths.units}))
 
 
 def _often(layers: Sequence[LayerOutliers]) -> list[str]:

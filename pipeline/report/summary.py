@@ -37,6 +37,8 @@ def summary(data: ReportData) -> dict[str, str]:
         lines["best by size"] = ", ".join(better)
     if worst := worst_linears(data.known_errors, _WORST_LAYERS):
         lines["worst layers"] = ", ".join(f"{name} {error:.3g}" for name, error in worst)
+    if data.widths is not None:
+        lines["widths"] = "; ".join((data.widths.counts, *data.widths.promotions))
     if data.mix is not None and (warnings := mix_warnings(data.mix)):
         lines["data"] = "; ".join(warnings)
     if data.record is not None and data.record.stages:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
-from gristmill.pipeline.model import BuildModel
+from gristmill.pipeline.model import BuildModel, stored_bits
 from gristmill.pipeline.search.allocate import Option, least_cost, least_loss
 from gristmill.pipeline.search.size import fixed_bytes, unit_bytes
 from gristmill.pipeline.search.stage import Sensitivity
-from gristmill.pipeline.search.units import Unit, model_units
+from gristmill.pipeline.search.units import Unit, model_units, with_widths
 from gristmill.recipes.search import SearchBudget, SearchSettings
 from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.formats.select import FormatName
@@ -58,7 +57,7 @@ def require_possible(model: BuildModel, search: SearchSettings, format: FormatNa
     if budget.size is not None:
         smallest = least + fixed_bytes(model, format)
         raise _unmet("size", budget.size, f"{human_bytes(smallest + 0.05 * 10**6)} or more")
-    nearest = least / _weights(model)
+    nearest = least / stored_bits(model.plan.linears, model.schemes)[1]
     raise _unmet("bits_per_weight", f"{budget.bits_per_weight:g}", f"{nearest + 0.0005:.3f} or more")
 
 
@@ -83,19 +82,9 @@ def _limit(model: BuildModel, budget: SearchBudget, format: FormatName) -> float
     if budget.size is not None:
         return float(parse_size(budget.size) - fixed_bytes(model, format))
     assert budget.bits_per_weight is not None  # a budget has one limit
-    return budget.bits_per_weight * _weights(model)
+    return budget.bits_per_weight * stored_bits(model.plan.linears, model.schemes)[1]
 
 
 def _bits(unit: Unit, schemes: Mapping[str, QuantScheme | None], bits: int) -> float:
-    total = 0.0
-    for linear in unit.linears:
-        scheme = schemes[linear.name]
-        assert scheme is not None  # a unit's linears are quantized
-        count = linear.in_features * linear.out_features
-        total += count * replace(scheme, bits=bits).bits_per_weight(linear.in_features)
-    return total
-
-
-def _weights(model: BuildModel) -> int:
-    units: Sequence[Unit] = model_units(model.plan, model.schemes)
-    return sum(linear.in_features * linear.out_features for unit in units for linear in unit.linears)
+    own = {linear.name: schemes[linear.name] for linear in unit.linears}
+    return stored_bits(unit.linears, with_widths(own, [unit], [bits]))[0]

@@ -26,10 +26,10 @@ def search(maker: Maker, model: BuildModel) -> tuple[BuildModel, WidthChoice]:
     assert settings is not None
     sensitivity = _measure(maker, model, settings.bits)
     widths = choose_widths(model, sensitivity, settings.budget, maker.recipe.checkpoint)
-    counts = ", ".join(f"{widths.count(bits)} at {bits} bits" for bits in settings.bits if widths.count(bits))
-    maker.progress.note(f"search: {len(widths)} groups of linears, {counts}")
+    choice = width_choice(sensitivity, widths, widths)
+    maker.progress.note(f"search: {choice.counts}")
     changed = replace(model, schemes=with_widths(model.schemes, sensitivity.units, widths))
-    return changed, width_choice(sensitivity, widths, widths)
+    return changed, choice
 
 
 def repair(maker: Maker, made: Made) -> tuple[Made, WidthChoice]:

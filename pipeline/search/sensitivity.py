@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from gristmill.calibration.drift import GroupStatistics
 from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
-from gristmill.pipeline.quantize.block import BlockResult, QuantizeSettings, quantize_block, served_weights
+from gristmill.pipeline.quantize.block import QuantizeSettings, quantize_block, served_weights
+from gristmill.pipeline.quantize.grids import dequantized
+from gristmill.pipeline.quantize.rtn import quantize_rtn
 from gristmill.pipeline.search.gradients import BlockGradients
 from gristmill.pipeline.search.units import Unit, with_widths
 from gristmill.recipes.quantize import Method
@@ -32,14 +36,18 @@ class _Original:
     layer: LayerPlan
     inputs: GroupInputs
 
+    @property
+    def by_linear(self) -> Mapping[str, InputStatistics]:
+        """The statistics of what each linear reads."""
+        return {name: statistics for names, statistics in self.inputs.items() for name in names}
+
     def overview(self, weights: Weights) -> GroupInputs:
         """See `BlockObservations`."""
         return self.inputs
 
     def group(self, index: int, weights: Weights) -> GroupStatistics:
         """See `BlockObservations`."""
-        names = tuple(linear.name for linear in self.layer.input_groups[index])
-        return GroupStatistics(self.inputs[names])
+        return GroupStatistics(self.by_linear[self.layer.input_groups[index][0].name])
 
     def pairs(self) -> Sequence[BlockPair]:
         """See `BlockObservations`; no method of a search learns."""
@@ -65,29 +73,37 @@ def layer_losses(
     known = _Original(layer, inputs)
     losses = []
     for unit in units:
-        narrow = quantize_block(layer, weights, known, _alone(unit, widths[0], settings, probe=True))
+        narrow = quantize_block(layer, weights, known, _alone(unit, widths[0], settings))
         loss = gradients.loss(layer, served_weights(weights, narrow))
-        errors = [
-            _error(unit, weights, known, quantize_block(layer, weights, known, _alone(unit, bits, settings)))
-            for bits in widths
-        ]
+        errors = [_rounding_error(unit, weights, known.by_linear, settings, bits) for bits in widths]
         losses.append(tuple(loss * error / errors[0] if errors[0] > 0 else 0.0 for error in errors))
     return losses
 
 
-def _alone(unit: Unit, bits: int, settings: QuantizeSettings, *, probe: bool = False) -> QuantizeSettings:
+def _alone(unit: Unit, bits: int, settings: QuantizeSettings) -> QuantizeSettings:
     """Settings that quantize `unit` alone."""
     schemes = {linear.name: settings.schemes[linear.name] for linear in unit.linears}
-    method: Method = "gptq" if probe and settings.method != "rtn" else "rtn"
+    method: Method = "rtn" if settings.method == "rtn" else "gptq"
     return replace(settings, method=method, schemes=with_widths(schemes, [unit], [bits]))
 
 
-def _error(unit: Unit, weights: Weights, known: _Original, result: BlockResult) -> float:
-    """tr(E H E^T) over the unit's linears."""
-    groups = {name: statistics for names, statistics in known.inputs.items() for name in names}
+def _rounding_error(
+    unit: Unit,
+    weights: Weights,
+    inputs: Mapping[str, InputStatistics],
+    settings: QuantizeSettings,
+    bits: int,
+) -> float:
+    """The output error of rounding the unit's linears to nearest.
+
+    Such errors are independent from column to column, so that the Hessian's diagonal tells.
+    """
     error = 0.0
     for linear in unit.linears:
+        scheme = settings.schemes[linear.name]
+        assert scheme is not None  # a unit's linears are quantized
         weight = weights[linear.weight].float()
-        whole = ((weight @ groups[linear.name].hessian) * weight).sum()
-        error += result.errors[linear.name] * float(whole)
+        rounded = quantize_rtn(weight, None, replace(scheme, bits=bits), name=linear.name)
+        lost = dequantized(rounded, torch.float32).sub_(weight).square_()
+        error += float((lost @ inputs[linear.name].hessian.diagonal()).sum())
     return error

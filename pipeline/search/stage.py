@@ -31,7 +31,7 @@ __all__ = ["MEASURED_TOKENS", "Sensitivity", "UnitLosses", "measure_sensitivity"
 MEASURED_TOKENS = 1024
 """Tokens over which losses are measured; they are kept out of the statistics."""
 
-_STATISTICS_TOKENS = 4096
+_STATISTICS_TOKENS = 2048
 _MAX_BYTES = 1 << 20
 _CODE = (*QUANTIZE_CODE, "gristmill.pipeline.search")
 

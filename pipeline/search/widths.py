@@ -38,6 +38,13 @@ class WidthChoice:
     units: tuple[UnitWidth, ...]
 
     @property
+    def counts(self) -> str:
+        """How many units have each width."""
+        given = [unit.bits for unit in self.units]
+        counts = ", ".join(f"{given.count(bits)} at {bits} bits" for bits in self.widths if bits in given)
+        return f"{len(given)} sets of linears: {counts}"
+
+    @property
     def promotions(self) -> tuple[str, ...]:
         """A sentence for each unit that was promoted."""
         return tuple(

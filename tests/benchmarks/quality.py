@@ -14,16 +14,14 @@ transformers. Prints one table and writes build/bench/quality.json.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
+import math
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +29,12 @@ import torch
 from gristmill.calibration.prompts import PromptSettings, PromptSource, load_calibration
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.environment import build_threads, determinism_contract, using_threads
-from gristmill.pipeline.model import BuildModel, open_model
+from gristmill.pipeline.make import Maker
+from gristmill.pipeline.model import BuildModel, open_model, stored_bits
 from gristmill.pipeline.progress import SilentProgress
 from gristmill.pipeline.quantize.run import QuantizedModel, quantize_key, quantize_model
 from gristmill.pipeline.quantize.settings import quantize_settings
+from gristmill.pipeline.search.run import search
 from gristmill.pipeline.stages import StageCache
 from gristmill.pipeline.validate.compare import compare_models
 from gristmill.pipeline.validate.data import HeldOut
@@ -48,11 +48,12 @@ from gristmill.runtime.executors.reference.executor import ReferenceExecutor
 from gristmill.runtime.executors.reference.weights import load_weights
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.sources.base import ModelSource, Tensor
-from tests.benchmarks.demo_model import BUILD, MODEL, ROOT, write_original
+from tests.benchmarks.curve import Point, mixed_lines
+from tests.benchmarks.demo_model import BUILD, MODEL, write_original
+from tests.benchmarks.independent import TOOLS, evaluate, make_reference_logits, run_script
 from tests.benchmarks.quality_kv import CACHES, measure_caches
 from tests.benchmarks.table import result_row, table_line, write_rows
 
-TOOLS = Path(os.environ.get("GRISTMILL_QUALITY_TOOLS", ROOT.parent / "shared" / "tools" / "quality"))
 COMMAND = "make bench-quality"
 GRID = 32
 """Width of the source's 4-bit groups."""
@@ -72,19 +73,27 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting, with the largest ratios to the peer's KL on wikitext and time that are accepted."""
+    """One setting, with the largest ratios to the peer's KL on wikitext and time that are accepted.
+
+    `bits` is a width for all weights, or, with a fraction, a budget of bits a weight for a search.
+    """
 
     name: str
     method: str
     symmetric: bool
-    peer: Peer
+    peer: Peer | None
     kl_limit: float | None = 1.0
     time_limit: float | None = 0.5
     scheme: str | None = None
+    bits: float = 4
 
     @property
     def quantize(self) -> str:
         """The recipe's quantize block; weights only in groups of 64 unless a scheme is named."""
+        if self.bits != 4:
+            rest = f"symmetric: {str(self.symmetric).lower()}, group_size: 64, method: {self.method}"
+            search = "" if self.bits % 1 == 0 else f", search: {{budget: {{bits_per_weight: {self.bits}}}}}"
+            return f"bits: {int(self.bits)}, {rest}{search}"
         if self.scheme is not None:
             return f"scheme: {self.scheme}, method: {self.method}"
         return f"scheme: W4A16{'' if self.symmetric else '_ASYM'}, group_size: 64, method: {self.method}"
@@ -127,6 +136,10 @@ ROWS = (
     Row("FP8 dynamic", "rtn", True, FLOAT8, kl_limit=0.029 / 0.0249, time_limit=None, scheme="FP8_DYNAMIC"),
     Row("RTN sym", "rtn", True, Peer("plain rounding", 0.401, 0.474, 28.53, 0.674, 0.14), None, None),
     Row("RTN asym", "rtn", False, Peer("plain rounding", 0.282, 0.365, 24.90, 0.709, 0.14), None, None),
+    Row("Mixed 4.5 bits", "gptq", False, None, bits=4.5),
+    Row("Mixed: uniform 4 bits", "gptq", False, None),
+    Row("Mixed: uniform 5 bits", "gptq", False, None, bits=5),
+    Row("Mixed: uniform 6 bits", "gptq", False, None, bits=6),
 )
 QUICK_ROWS = ("GPTQ asym", "RTN asym")
 
@@ -144,12 +157,14 @@ class Tokens:
 class Measured:
     """What one row came to; `independent` is the other script's result.
 
-    `cpu_seconds` over all threads tells a slow row from a busy machine.
+    `cpu_seconds` over all threads tells a slow row from a busy machine; `bits` are those stored for a
+    quantized weight.
     """
 
     row: Row
     seconds: float
     cpu_seconds: float
+    bits: float
     wiki: DataResult
     chat: DataResult
     independent: Mapping[str, float] | None
@@ -171,7 +186,7 @@ def main() -> None:
     if not rows:
         return
     if not options.quick:
-        _make_independent_reference(reference)
+        make_reference_logits(reference)
     print(f"{MODEL}{' off its grid' if options.off_grid else ''}, group 64, {build_threads()} threads,")
     print(f"{len(tokens.calibration.sequences)} x 512 calibration tokens, the peers' splits")
     if options.quick:
@@ -183,6 +198,8 @@ def main() -> None:
         for row in rows:
             measured.append(_measure(row, reference, tokens, independent=not options.quick))
             print("\n".join(table_line(cells) for cells in _table_rows(measured[-1])), flush=True)
+    for line in mixed_lines([_mixed_point(row) for row in measured if row.row.name.startswith("Mixed")]):
+        print(line)
     chat, wiki = (f"{100 * data.overlap:.0f}%" for data in (measured[0].chat, measured[0].wiki))
     print(f"\n{chat} of the chat tokens and {wiki} of the wikitext lie in a 16-gram of the calibration")
     print("text. The peers' figures are read from their table.")
@@ -231,7 +248,7 @@ def _tokens(folder: Path, reference: Path, *, quick: bool) -> Tokens:
     )
     names = ("calibration", "chat", "wiki")
     if not all((folder / f"{name}.json").exists() for name in names):
-        _run([sys.executable, "-c", script, str(TOOLS), str(reference), str(folder)], folder)
+        run_script([sys.executable, "-c", script, str(TOOLS), str(reference), str(folder)], folder)
     tokenizer = open_model(_recipe(ROWS[0], reference)).tokenizer
     kept = {"calibration": 8, "chat": 4, "wiki": 1} if quick else {"calibration": 64, "chat": 16, "wiki": 4}
     samples = {
@@ -263,7 +280,7 @@ def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) ->
     with tempfile.TemporaryDirectory(dir=reference.parent) as name:
         folder = Path(name)
         start, cpu_start = time.perf_counter(), time.process_time()
-        quantized = _quantize(recipe, model, tokens, folder)
+        model, quantized = _quantize(recipe, model, tokens, folder)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         checkpoint = folder / "checkpoint"
         write_checkpoint(checkpoint, model.source, quantized.tensors, quantized.dense, "compressed-tensors")
@@ -280,40 +297,32 @@ def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) ->
         if independent:
             if row.scheme is None:
                 torch.save(load_weights(opened, torch.bfloat16), folder / "weights.pt")
-                other = _evalq(reference, ["--sd", str(folder / "weights.pt")])
+                other = evaluate(reference, ["--sd", str(folder / "weights.pt")])
             else:  # inputs are quantized too: transformers loads the checkpoint itself
-                other = _evalq(reference, [], checkpoint)
+                other = evaluate(reference, [], checkpoint)
     wiki, chat = result.data
-    return Measured(row, seconds, cpu_seconds, wiki, chat, other)
+    stored, weights = stored_bits(model.plan.linears, model.schemes)
+    return Measured(row, seconds, cpu_seconds, stored / max(weights, 1), wiki, chat, other)
 
 
-def _quantize(recipe: Recipe, model: BuildModel, tokens: Tokens, folder: Path) -> QuantizedModel:
+def _quantize(
+    recipe: Recipe, model: BuildModel, tokens: Tokens, folder: Path
+) -> tuple[BuildModel, QuantizedModel]:
+    """The model quantized, at the widths that a search chooses if the recipe has one."""
     samples = None if recipe.calibration is None else tokens.calibration
+    contract, stages = determinism_contract(build_threads()), StageCache(folder)
+    if recipe.quantize.search is not None:
+        maker = Maker(recipe, "bench", samples, (), contract, stages, SilentProgress())
+        model, _ = search(maker, model)
     settings = quantize_settings(recipe, model.schemes)
-    key = quantize_key("bench", samples, settings, determinism_contract(build_threads()))
-    return quantize_model(model, samples, settings, StageCache(folder), key, SilentProgress())
+    key = quantize_key("bench", samples, settings, contract)
+    return model, quantize_model(model, samples, settings, stages, key, SilentProgress())
 
 
-def _make_independent_reference(reference: Path) -> None:
-    done = reference.parent / "reference-logits.done"
-    if not done.exists():
-        _evalq(reference, ["--make-ref"])
-        done.touch()
-
-
-def _evalq(reference: Path, arguments: Sequence[str], checkpoint: Path | None = None) -> dict[str, float]:
-    cache = str(reference.parent / "reference-logits.bin")
-    command = [sys.executable, str(TOOLS / "evalq.py"), str(checkpoint or reference), "--ref", str(reference)]
-    command += ["--cache", cache, "--ppl-tokens", "8192", "--out", os.devnull, *arguments]
-    return cast(dict[str, float], json.loads(_run(command, reference.parent).splitlines()[-1]))
-
-
-def _run(command: Sequence[str], folder: Path) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(build_threads())}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{command[1]} failed:\n{done.stderr[-2000:]}")
-    return done.stdout
+def _mixed_point(found: Measured) -> Point:
+    """A row of the group Mixed, by the independent measure where it was taken."""
+    kl = (found.independent or {}).get("kl_wiki", found.wiki.metrics.kl_mean)
+    return Point(found.row.name, found.row.bits % 1 == 0, found.bits, kl)
 
 
 HEADER = ("", "KL wiki", "KL chat", "ppl wiki", "top-1 wiki", "top-1", "seconds", "CPU seconds")
@@ -328,6 +337,8 @@ def _table_rows(measured: Measured) -> list[tuple[str, ...]]:
     if other is not None:
         values = (other["kl_wiki"], other["kl_chat"], other["ppl"], None, other["top1"])
         table.append(("  independent measure", *_numbers(*values), ""))
+    if peer is None:
+        return table
     table.append(
         (
             f"  {peer.tool}",
@@ -353,13 +364,17 @@ def _numbers(*values: float | None) -> tuple[str, ...]:
 
 
 def _json_rows(measured: Measured) -> list[dict[str, Any]]:
-    row, peer = measured.row, measured.row.peer
+    row = measured.row
+    peer = row.peer or Peer("", math.nan, math.nan, math.nan, math.nan, math.nan)
     other = measured.independent or {}
 
     def entry(
         metric: str, ours: float, value: float | None, unit: str, limit: float | None = None
     ) -> dict[str, Any]:
-        return result_row(f"{row.name}: {metric}", ours, peer.tool, value, unit, COMMAND, limit)
+        known = None if row.peer is None else value
+        return result_row(
+            f"{row.name}: {metric}", ours, peer.tool, known, unit, COMMAND, limit if known else None
+        )
 
     return [
         entry("KL wiki, independent measure", other["kl_wiki"], peer.kl_wiki, "nats", row.kl_limit),

@@ -16,6 +16,7 @@ from gristmill.pipeline.report.data import ReportData
 from gristmill.pipeline.report.evidence import DataSet, LayerErrors
 from gristmill.pipeline.report.excerpts import Excerpt, Piece
 from gristmill.pipeline.report.mix import DataMix, Mix
+from gristmill.pipeline.search.widths import UnitWidth, WidthChoice
 from gristmill.pipeline.validate.outliers import LayerOutliers
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "artifact_v1"
@@ -81,6 +82,7 @@ def full_report() -> ReportData:
         modes={},
         builds=_builds(),
         layers=LayerErrors("output", errors, (HOSTILE,)),
+        widths=WidthChoice((4, 8), (UnitWidth((f"model.layers.0.{HOSTILE}",), (0.1, 0.01), 8, 4),)),
         outliers=tuple(LayerOutliers(n, 100.0 * (n + 1), 2.0, (7, 300)) for n in range(30)),
         mix=DataMix(_mix(HOSTILE, (0, 1, 4, 9, 3)), _mix("b.jsonl", (0, 0, 0, 2, 8, 1)), 0.02),
         worst=(Excerpt(HOSTILE, 0, 1.5, pieces),),

@@ -56,7 +56,18 @@ def test_nothing_outside_of_the_page_is_named(page: str) -> None:
 
 
 def test_every_part_is_there(page: str) -> None:
-    parts = {"builds", "quality", "layers", "outliers", "mix", "worst", "stages", "engines", "recipe"}
+    parts = {
+        "builds",
+        "quality",
+        "layers",
+        "widths",
+        "outliers",
+        "mix",
+        "worst",
+        "stages",
+        "engines",
+        "recipe",
+    }
     assert sections(page) == parts
     assert "Left out: 2 of other models, 1 damaged." in page
     assert "1 gate passed" in page
@@ -75,6 +86,7 @@ def test_what_is_not_known_is_left_out(full_report: ReportData) -> None:
         data={},
         builds=Builds(),
         layers=None,
+        widths=None,
         outliers=(),
         mix=None,
         worst=(),

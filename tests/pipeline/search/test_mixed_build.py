@@ -65,7 +65,7 @@ def test_a_search_keeps_its_budget_and_leaves_its_evidence(tmp_path: Path, write
     stored = {name: group.scheme.bits for group in artifact.manifest.schemes for name in group.linears}
     assert stored == {name: unit.bits for unit in choice.units for name in unit.linears}
     assert len(set(stored.values())) > 1
-    assert any(note.startswith("search: 12 groups of linears, ") for note in listener.notes)
+    assert any(note.startswith("search: 12 sets of linears: ") for note in listener.notes)
     again, second = run(
         tmp_path,
         write_recipe,

@@ -1,0 +1,47 @@
+"""A mixed model beside the curve of uniform ones: KL at the same stored bits a weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+__all__ = ["Point", "mixed_lines", "uniform_kl"]
+
+LIMIT = 0.75
+"""The largest accepted ratio of the mixed model's KL to the curve's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One model: stored bits of a quantized weight, scales and zero points included, and KL on wikitext."""
+
+    name: str
+    uniform: bool
+    bits: float
+    kl: float
+
+
+def uniform_kl(points: Sequence[Point], bits: float) -> float | None:
+    """KL of the uniform models at `bits`: log(KL) on a straight line between the neighbours on either side.
+
+    KL falls by about a factor a bit, so that a straight line in KL itself would lie above the curve and
+    flatter whatever is compared with it. None outside of the curve.
+    """
+    curve = sorted((point for point in points if point.uniform), key=lambda point: point.bits)
+    for left, right in pairwise(curve):
+        if left.bits <= bits <= right.bits:
+            share = (bits - left.bits) / (right.bits - left.bits)
+            return math.exp((1 - share) * math.log(left.kl) + share * math.log(right.kl))
+    return None
+
+
+def mixed_lines(points: Sequence[Point]) -> Iterator[str]:
+    """A line for each mixed model that lies between two uniform ones."""
+    for point in points:
+        if not point.uniform and (uniform := uniform_kl(points, point.bits)) is not None:
+            yield (
+                f"{point.name}: KL wiki {point.kl:.4f} at {point.bits:.3f} bits, uniform {uniform:.4f} there"
+                f" (log-linear): ratio {point.kl / uniform:.2f} <= {LIMIT}"
+            )

@@ -1,0 +1,26 @@
+"""The curve of uniform models that a mixed one is held against."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.curve import Point, mixed_lines, uniform_kl
+
+UNIFORM = [Point("four", True, 4.0, 0.16), Point("six", True, 6.0, 0.01), Point("five", True, 5.0, 0.04)]
+
+
+def test_between_two_models_the_logarithm_is_on_a_straight_line() -> None:
+    assert uniform_kl(UNIFORM, 4.5) == pytest.approx(0.08)
+    assert uniform_kl(UNIFORM, 6.0) == pytest.approx(0.01)
+
+
+def test_there_is_no_curve_outside_of_its_models() -> None:
+    assert uniform_kl(UNIFORM, 3.9) is None
+    assert list(mixed_lines([*UNIFORM, Point("narrow", False, 3.0, 0.5)])) == []
+
+
+def test_a_mixed_model_is_compared_at_its_own_bits() -> None:
+    (line,) = mixed_lines([*UNIFORM, Point("mixed", False, 4.5, 0.06)])
+    assert (
+        line == "mixed: KL wiki 0.0600 at 4.500 bits, uniform 0.0800 there (log-linear): ratio 0.75 <= 0.75"
+    )
