@@ -59,16 +59,20 @@ class Made:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Maker:
-    """What stays the same however often a build makes its model; `digest` is the source model's."""
+    """What stays the same however often a build makes its model.
+
+    `original` is what it is measured against, with its weights `streamed` where they would not fit.
+    """
 
     recipe: Recipe
-    digest: str
+    original: BuildModel
     samples: TokenSamples | None
     held_out: Sequence[HeldOut]
     tasks: Sequence[TaskRows]
     contract: Determinism
     stages: StageCache
     progress: Progress
+    streamed: bool = False
 
     def make(self, model: BuildModel, timed: Timed, earlier: QuantizedModel | None = None) -> Made:
         """Quantize, write, compile and measure `model`; finished stages are taken as they are.
@@ -78,7 +82,7 @@ class Maker:
         recipe, stages, tell = self.recipe, self.stages, self.progress
         settings = quantize_settings(recipe, model.schemes)
         with timed("quantize"):
-            key = quantize_key(self.digest, self.samples, settings, self.contract)
+            key = quantize_key(model.source.digest(), self.samples, settings, self.contract)
             quantized = quantize_model(model, self.samples, settings, stages, key, tell, earlier)
         with timed("checkpoint"):
             kv_scales = self._kv_scales(model, quantized, key)
@@ -90,20 +94,22 @@ class Maker:
             proof = prove(
                 own,
                 engines,
-                partial(OriginalLogits, model.plan, model.source),
+                partial(OriginalLogits, self.original.plan, self.original.source),
                 self.held_out,
                 self.samples,
                 golden_prompts(recipe, model.tokenizer, self.held_out),
-                {"model": self.digest, "contract": asdict(self.contract)},
+                {"model": self.original.source.digest(), "contract": asdict(self.contract)},
                 stages,
                 tell,
                 kv_cache=recipe.kv_cache.dtype,
+                streamed=self.streamed,
             )
             served = best_engine([proven.engine.target for proven in proof.engines])
             folders = {engine.target: engine.folder for engine in engines}
             path, kv_cache = folders.get(served, own.folder), own_kv_cache(recipe.kv_cache.dtype)
             engine = EngineFolder("engine", served, path, own.folder, kv_cache=kv_cache)
-            original = partial(source_model, model.source, self.digest)
+            source = self.original.source
+            original = partial(source_model, source, source.digest())
             proof = prove_tasks(proof, engine, original, self.tasks, stages, tell)
         gates = self._gates(proof, served)
         return Made(model, quantized, checkpoints, engines, proof, served, gates)

@@ -9,8 +9,9 @@ from gristmill.pipeline.validate.tasks.catalogue import TASKS
 from gristmill.pipeline.validate.tasks.outcome import TaskOutcome, TaskRows
 from gristmill.pipeline.validate.tasks.rows import read_rows
 from gristmill.recipes.schema import ValidationSettings
+from gristmill.runtime.errors import InputError
 
-__all__ = ["recipe_tasks", "task_gates"]
+__all__ = ["recipe_tasks", "require_resident", "task_gates"]
 
 
 def recipe_tasks(validation: ValidationSettings | None) -> tuple[TaskRows, ...]:
@@ -20,6 +21,17 @@ def recipe_tasks(validation: ValidationSettings | None) -> tuple[TaskRows, ...]:
         TaskRows(TASKS[entry.task], read_rows(TASKS[entry.task], entry.path, entry.limit))
         for entry in entries
     )
+
+
+def require_resident(tasks: Sequence[TaskRows], *, streamed: bool) -> None:
+    """Raise InputError for tasks of a model whose weights do not fit into memory: they run on the whole."""
+    if tasks and streamed:
+        raise InputError(
+            "validate.tasks",
+            found="a model that is streamed through memory",
+            expected="one that fits",
+            hint="leave the tasks out, or allow more --memory",
+        )
 
 
 def task_gates(
