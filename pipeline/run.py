@@ -29,6 +29,7 @@ from gristmill.pipeline.validate.data import HeldOut, load_held_out
 from gristmill.pipeline.validate.gates import require_gates
 from gristmill.pipeline.validate.overlap import refuse_shared_records
 from gristmill.pipeline.validate.recipe_tasks import recipe_tasks, require_resident
+from gristmill.pipeline.validate.tasks.outcome import TaskRows
 from gristmill.recipes.schema import Recipe
 
 __all__ = ["build"]
@@ -58,8 +59,7 @@ def build(
         if (wanted := recipe.quantize.search) is not None:
             require_possible(model, wanted, recipe.checkpoint)
         with clock.stage("calibrate"):
-            samples, held_out = _read_data(recipe, model, digest, stages, tell)
-            tasks = recipe_tasks(recipe.validation)
+            samples, held_out, tasks = _read_data(recipe, model, digest, stages, tell)
         settings = quantize_settings(recipe, model.schemes)
         memory = plan_memory(
             model,
@@ -113,12 +113,12 @@ def build(
 
 def _read_data(
     recipe: Recipe, model: BuildModel, digest: str, stages: StageCache, tell: Progress
-) -> tuple[TokenSamples | None, tuple[HeldOut, ...]]:
-    """Calibration samples and held-out windows, which share no record."""
+) -> tuple[TokenSamples | None, tuple[HeldOut, ...], tuple[TaskRows, ...]]:
+    """Calibration samples and held-out windows, which share no record; the items of tasks."""
     samples = calibrate(recipe.calibration, model, digest, stages) if recipe.calibration else None
     held_out = load_held_out(recipe.validation.data, model.tokenizer) if recipe.validation else ()
     if samples is not None:
         refuse_shared_records(held_out, samples)
         for warning in samples.warnings:
             tell.note(f"calibration: {warning}")
-    return samples, held_out
+    return samples, held_out, recipe_tasks(recipe.validation)
