@@ -59,8 +59,9 @@ def _states(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int, follow_o
 def _statistics(layer: LayerPlan) -> int:
     """Either the Hessians of all scaling groups, or three of one group (plain, followed, gap) and a sum."""
     sizes = [group.linears[0].in_features for group in layer.scaling_groups]
+    held = 12 if isinstance(layer.mlp, MoePlan) else 6  # an expert's own, and those of all tokens
     all_groups = sum(2 * size * size for size in sizes) + 2 * max(sizes) ** 2
-    return 4 * max(all_groups, 6 * max(sizes) ** 2)
+    return 4 * max(all_groups, held * max(sizes) ** 2)
 
 
 def _temporaries(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int) -> int:

@@ -31,7 +31,7 @@ class Streams:
     hidden    from the blocks as they will be served, inputs quantized as `schemes` say
     original  from the original model's blocks; None for batches where it isn't followed
     keep_rows how many rows of every input statistics hold, about
-    min_expert_tokens  experts that get fewer are measured over all tokens of their layer
+    min_expert_tokens  for experts that get fewer, the other tokens of their layer count too
     """
 
     batches: tuple[Batch, ...]
@@ -42,11 +42,12 @@ class Streams:
     min_expert_tokens: int = MIN_EXPERT_TOKENS
 
     def observe(
-        self, layer: LayerPlan, weights: Weights, *, sample: bool
+        self, layer: LayerPlan, weights: Weights, *, sample: bool, each_expert: bool = False
     ) -> dict[tuple[str, ...], InputStatistics]:
         """Statistics of what `layer.scaling_groups` read, over all batches or the sampled ones.
 
-        Nothing is quantized. Each expert's down projection reads its own tokens.
+        Nothing is quantized. Each expert's down projection reads its own tokens;
+        with `each_expert` there are also those of each gate and up by themselves.
         """
         every = self.keep_every(sample=sample)
         observers: dict[tuple[LinearPlan, ...], InputObserver] = {}
@@ -68,7 +69,7 @@ class Streams:
         if isinstance(layer.mlp, MoePlan):
             experts = self.expert_inputs(layer.mlp, weights, normed)
             for index, group in enumerate(layer.mlp.input_groups):
-                if len(group) == 1:  # the gates and ups share one scale, taken from all tokens
+                if each_expert or len(group) == 1:
                     found[group_names(group)] = experts.group(index, weights).inputs
         return found
 

@@ -60,8 +60,8 @@ class BlockWalk:
         stream is followed for those, and quick looks are taken at them. By default
         that is a quarter of them, or more where it would be under 8192 tokens.
         Linears in `schemes` read quantized inputs where these say so. Statistics
-        hold about `keep_rows` rows of every input. Experts that get fewer than
-        `min_expert_tokens` tokens are measured over all tokens of their layer.
+        hold about `keep_rows` rows of every input. For experts that get fewer
+        than `min_expert_tokens`, the other tokens of their layer count too.
         """
         every = sample_every or sampling_interval(sum(map(len, sequences)))
         batches = make_batches(sequences, plan.vocab_size, batch_tokens, every)
@@ -90,11 +90,11 @@ class BlockWalk:
     def observe(
         self, layer: LayerPlan, weights: Weights, *, sample: bool = False
     ) -> dict[tuple[str, ...], InputStatistics]:
-        """Statistics of what every scaling group of a block reads, by its linears' names; nothing moves.
+        """Statistics of what every input group and scaling group of a block reads, by its linears' names.
 
-        With `sample`, over the sampled sequences only.
+        Nothing moves. With `sample`, over the sampled sequences only.
         """
-        return self._streams.observe(layer, weights, sample=sample)
+        return self._streams.observe(layer, weights, sample=sample, each_expert=True)
 
     def enter(self, layer: LayerPlan, weights: Weights) -> BlockStep:
         """Go through a block in stages; `weights` are the original's."""

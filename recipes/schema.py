@@ -70,9 +70,9 @@ class CalibrationSettings(BaseModel):
     seed: int = Field(default=0, ge=0, description="order of the prompts")
     pack: bool = Field(default=True, description="fill each sequence with several prompts")
     min_expert_tokens: int = Field(
-        default=256,
+        default=1024,
         ge=0,
-        description="experts of a mixture that see fewer are calibrated with all tokens of their layer",
+        description="for experts of a mixture that see fewer, other tokens of their layer count too",
     )
 
     @field_validator("prompts")

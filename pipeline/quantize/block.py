@@ -64,7 +64,7 @@ class QuantizeSettings:
     input_percentile    of an input's values, by size, that a static scale keeps in range
     correct_drift       aim at the original model's outputs, where the walk follows them
     correction_damping  ridge of that correction, as a part of the Hessian's mean diagonal
-    min_expert_tokens   experts that get fewer tokens are calibrated with all of their layer
+    min_expert_tokens   for experts that get fewer, the other tokens of their layer count too
     """
 
     method: Method

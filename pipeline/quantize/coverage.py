@@ -19,7 +19,7 @@ _NAMED = 4
 class ExpertCoverage:
     """`routed` maps an expert to the calibration tokens that the router sent to it.
 
-    Those with fewer than `minimum` were calibrated with all tokens of their layer.
+    For those with fewer than `minimum`, all tokens of their layer stood for the missing ones.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -46,6 +46,6 @@ def uncovered(layer: int, routed: Mapping[str, int], minimum: int) -> Iterator[s
     named = ", ".join(f"{name} ({tokens})" for name, tokens in list(below.items())[:_NAMED])
     more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
     yield (
-        f"layer {layer}: {len(below)} of {len(routed)} experts saw fewer than {minimum} calibration tokens "
-        f"and were calibrated with all of the layer: {named}{more}"
+        f"layer {layer}: {len(below)} of {len(routed)} experts saw fewer than {minimum} calibration tokens, "
+        f"so that others of the layer counted too: {named}{more}"
     )

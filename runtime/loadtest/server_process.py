@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 import psutil
@@ -17,6 +20,7 @@ from gristmill.runtime.errors import OutsideError
 __all__ = ["ServerProcess", "started_server"]
 
 _END_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,18 @@ class ServerProcess:
 def started_server(command: Sequence[str]) -> Iterator[ServerProcess]:
     """Run `command`, which prints a line of JSON with its `url` when it is ready, and end it afterwards.
 
-    Its errors go where ours go. Call it from the main thread: a SIGTERM to us ends the server too. Raises
-    OutsideError if it ends before it is ready.
+    Its errors go where ours go. Call it from the main thread: a SIGTERM to us ends the server too, and on
+    Linux whatever else ends us. Raises OutsideError if it ends before it is ready.
     """
     before = signal.signal(signal.SIGTERM, _leave)
     # In a session of its own: an interrupt is for the client, which ends the server when it is done.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_end_with_parent(),
+    )
     try:
         yield ServerProcess(_ready_url(process), process.pid)
     finally:
@@ -56,6 +66,13 @@ def started_server(command: Sequence[str]) -> Iterator[ServerProcess]:
         if process.stdout is not None:
             process.stdout.close()
         signal.signal(signal.SIGTERM, before)
+
+
+def _end_with_parent() -> Callable[[], object] | None:
+    """What a child calls to be sent a SIGTERM when its parent is no more: nothing outlives a SIGKILL."""
+    if sys.platform != "linux":
+        return None
+    return partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

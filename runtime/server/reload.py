@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from gristmill.runtime.errors import RequestError
 from gristmill.runtime.server.admission import OpenRequests
+from gristmill.runtime.server.lifecycle import Lifecycle
 from gristmill.runtime.server.models import LoadedModel, ServedModel, find_model
 
 __all__ = ["Reloader"]
@@ -22,11 +23,13 @@ class Reloader:
     """Swaps served models.
 
     `load` loads and proves the model of a name, in a thread; `serve` starts its
-    engine. One reload at a time: two would need the memory of three engines.
+    engine. One reload at a time: two would need the memory of three engines. None while the server
+    takes no requests: a load can't be interrupted and would outlive a drain.
     """
 
     models: MutableMapping[str, ServedModel]
     requests: OpenRequests
+    lifecycle: Lifecycle
     load: Callable[[str], LoadedModel]
     serve: Callable[[LoadedModel], ServedModel]
     _busy: bool = False
@@ -40,9 +43,11 @@ class Reloader:
     async def reload(self, name: str) -> ServedModel:
         """Load the model again and let it take over; requests that have begun stay with the old one.
 
-        Raises RequestError (model_not_found, busy) and whatever loading raises; the
-        old one then serves on.
+        Raises RequestError (model_not_found, busy, and as `Lifecycle.refusal`) and whatever loading
+        raises; the old one then serves on.
         """
+        if (refusal := self.lifecycle.refusal()) is not None:
+            raise refusal
         old = find_model(self.models, name)
         if self._busy:
             raise RequestError("a model is being reloaded", code="busy", hint="try again later")

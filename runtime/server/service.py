@@ -97,7 +97,9 @@ class _Service:
         self._requests = OpenRequests()
         self._metrics = Metrics()
         self._metrics.watch(lambda: {name: model.engine.stats() for name, model in self._models.items()})
-        self._reloader = Reloader(self._models, self._requests, reload, self._serve) if reload else None
+        self._reloader = (
+            Reloader(self._models, self._requests, self._lifecycle, reload, self._serve) if reload else None
+        )
 
     def app(self) -> ASGIApp:
         """The API behind its middlewares, outermost last."""

@@ -1,4 +1,4 @@
-"""Each expert is measured over its own tokens, or, if they are too few, over all of its layer."""
+"""Each expert is measured over its own tokens; if they are too few, others of its layer count too."""
 
 from __future__ import annotations
 
@@ -89,20 +89,31 @@ def test_an_expert_is_measured_over_the_tokens_that_are_sent_to_it(
     torch.testing.assert_close(down.inputs.hessian, gated.T @ gated / len(rows), atol=1e-4, rtol=1e-4)
 
 
-def test_an_expert_with_too_few_tokens_is_measured_over_all_of_its_layer(
+def test_all_tokens_of_the_layer_stand_for_those_that_an_expert_lacks(
     weights: dict[str, torch.Tensor],
 ) -> None:
-    served = coarse(weights)
-    counts = [group.routed for group in staged(streams(min_tokens=1), weights, served)[0][2:10:2]]
-    least, most = min(filter(None, counts)), max(filter(None, counts))
-    assert least < most
-    known, _ = staged(streams(min_tokens=most), weights, served)
-    rows = normed_tokens(streams(min_tokens=1), served)
-    for routed, group in zip(counts, known[2:10:2], strict=True):
-        assert group.routed == routed
-        assert group.inputs.tokens == (sum(LENGTHS) if routed != most else most)
-        if routed != most:
-            torch.testing.assert_close(group.inputs.hessian, rows.T @ rows / len(rows), atol=1e-4, rtol=1e-4)
+    served, minimum = coarse(weights), 2 * sum(LENGTHS)
+    whole = normed_tokens(streams(min_tokens=1), served)
+    known, _ = staged(streams(min_tokens=minimum), weights, served)
+    for expert, group in enumerate(known[2:10:2]):
+        own = tokens_of(expert, whole, weights)
+        assert group.routed == len(own)
+        share = len(own) / minimum
+        expected = share * own.T @ own / len(own) + (1 - share) * whole.T @ whole / len(whole)
+        torch.testing.assert_close(group.inputs.hessian, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_an_expert_without_tokens_is_measured_over_all_of_its_layer(
+    weights: dict[str, torch.Tensor],
+) -> None:
+    router = weights[PLAN.router.weight].clone()
+    router[1] = 0
+    router[1, 0] = -1e6
+    shut = {**weights, PLAN.router.weight: router}
+    own = streams(min_tokens=1)
+    own.hidden[:] = [states.index_fill(-1, torch.tensor([0]), 50.0) for states in own.hidden]
+    gate = staged(own, shut, coarse(shut))[0][4]
+    assert (gate.routed, gate.inputs.tokens) == (0, sum(LENGTHS))
 
 
 def test_the_shared_expert_reads_every_token(weights: dict[str, torch.Tensor]) -> None:
@@ -134,3 +145,8 @@ def test_an_overview_has_one_entry_for_each_place_where_a_scale_can_be_folded(
     assert list(seen) == [tuple(part.name for part in group.linears) for group in LAYER.scaling_groups]
     readers = seen[tuple(part.name for part in PLAN.readers)]
     assert readers.tokens == sum(LENGTHS)
+
+
+def test_each_expert_can_be_observed_by_itself(weights: dict[str, torch.Tensor]) -> None:
+    seen = streams(min_tokens=1).observe(LAYER, weights, sample=False, each_expert=True)
+    assert {tuple(part.name for part in group) for group in LAYER.input_groups} <= set(seen)

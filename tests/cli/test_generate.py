@@ -1,9 +1,11 @@
-"""`generate` that ends early: what is answered by then is kept."""
+"""`chat` and `generate` as processes: an input that ends or is none, and interrupts."""
 
 from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,3 +68,9 @@ def test_a_document_holds_the_answers_until_an_interrupt(
     assert outcome.code == 130
     assert [answer["text"] for answer in json.loads(outcome.out)] == ["one", "two"]
     assert outcome.err == f"interrupted: 2 of {NUM_PROMPTS} prompts are answered, in their order\n"
+
+
+def test_a_conversation_without_an_input_is_none(built: CommandLine) -> None:
+    command = f"{sys.executable} -m gristmill.cli.app chat tiny --store {built.store} <&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

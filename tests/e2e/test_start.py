@@ -90,16 +90,18 @@ def test_a_server_tells_the_split_of_its_steps_when_it_ends(built) -> None:
 
 
 def test_a_log_on_a_full_disk_does_not_keep_a_server_from_serving(built) -> None:
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "gristmill.cli.app", "serve", "tiny", "--port", "0"]
-        command += ["--store", str(built.store)]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=full, text=True)
-    assert server.stdout is not None
-    line = server.stdout.readline()
-    assert "(ready)" in line
-    assert complete(line.split(" at ")[1].split()[0])
-    server.send_signal(signal.SIGTERM)
-    assert server.wait(60) == 0
+    command = [sys.executable, "-m", "gristmill.cli.app", "serve", "tiny", "--port", "0"]
+    command += ["--store", str(built.store)]
+    with (
+        open("/dev/full", "w") as full,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=full, text=True) as server,
+    ):
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert "(ready)" in line
+        assert complete(line.split(" at ")[1].split()[0])
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
 
 
 def test_an_output_that_can_not_be_written_is_said_and_its_code_is_the_contracts(built) -> None:

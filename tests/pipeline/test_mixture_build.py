@@ -104,7 +104,7 @@ def test_the_routers_keep_their_bytes(mixture: Path, checkpoint: Checkpoint) -> 
 def test_the_artifact_tells_how_many_tokens_each_expert_saw(artifact: Artifact) -> None:
     coverage = read_coverage(artifact)
     assert coverage is not None
-    assert coverage.minimum == 256
+    assert coverage.minimum == 1024
     assert len(coverage.routed) == 8
     assert coverage.routed[UNROUTED] == 0
     assert UNROUTED in coverage.below
@@ -171,3 +171,20 @@ def test_a_native_engine_is_refused_before_a_weight_is_read(
     recipe = write_recipe(tmp_path / "recipe", model=str(mixture), compile=["native-x86"])
     with pytest.raises(UnsupportedError, match="native engine: layer 1; found a mixture of 4 experts"):
         build(load_recipe(str(recipe)), Store(tmp_path / "store"))
+
+
+def test_a_search_gives_all_experts_of_a_layer_one_width(
+    tmp_path: Path, mixture: Path, write_recipe: Any
+) -> None:
+    quantize = {
+        "scheme": "W4A16",
+        "method": "gptq",
+        "group_size": 32,
+        "search": {"budget": {"bits_per_weight": 4.9}, "bits": [4, 8]},
+    }
+    recipe = write_recipe(tmp_path / "recipe", model=str(mixture), quantize=quantize)
+    schemes = build(load_recipe(str(recipe)), Store(tmp_path / "store")).manifest.schemes
+    widths = {name: group.scheme.bits for group in schemes for name in group.linears}
+    assert set(widths.values()) == {4, 8}
+    for layer in (1, 2):
+        assert len({bits for name, bits in widths.items() if f"layers.{layer}.mlp.experts." in name}) == 1

@@ -1,7 +1,8 @@
 // Weight tiles as bfloat16 numbers in the rows of matrix tiles.
 //
 // A decoded number is (code - zero point) * scale, rounded to float32 and then to bfloat16, as weight-only
-// quantization means it elsewhere: all columns of a row can then be summed in one go. Columns are decoded
+// quantization means it elsewhere: all columns of a row can then be summed in one go. Where a row of int8 has
+// one scale, the number is code - zero point, which bfloat16 holds, and sums are scaled. Columns are decoded
 // 64 at a time: first those with even indices, then those with odd ones, 32 numbers of a row each; the last
 // 32 of an odd number of 32s are one such row of 16 even and 16 odd columns. So the bytes of 16 turned-over
 // code lines are two rows of table indices as they stand.
@@ -135,6 +136,46 @@ inline __m512i numbers_of_words(__m512i words, const RowParameters& lower, const
   return (__m512i)_mm512_cvtne2ps_pbh(second, first);
 }
 
+// The lowest and the second byte of every word as float32 minus the zero point, for rows without scales: a byte
+// under the exponent of 2^23 or of 2^15 is that number plus the byte.
+inline __m512 first_byte(__m512i words, __m512 point) {  // 0xea: (a & b) | c
+  const __m512i code =
+      _mm512_ternarylogic_epi32(words, _mm512_set1_epi32(0xff), _mm512_set1_epi32(0x4b000000), 0xea);
+  return _mm512_sub_ps(_mm512_castsi512_ps(code), point);
+}
+inline __m512 second_byte(__m512i words, __m512 point) {
+  const __m512i code =
+      _mm512_ternarylogic_epi32(words, _mm512_set1_epi32(0xff00), _mm512_set1_epi32(0x47000000), 0xea);
+  return _mm512_sub_ps(_mm512_castsi512_ps(code), point);
+}
+
+// The upper halves of both, where the lower ones are zero.
+inline __m512i pair_of(__m512 first, __m512 second) {
+  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(first), 16), _mm512_castps_si512(second));
+}
+
+// Half of a tile's rows, without their scales.
+template <bool kFull>
+inline void decode_int8_codes(const uint8_t* codes, const uint8_t* ahead, const RowParameters& group, int half,
+                              uint16_t* out) {
+  __m512i lines[16], rows[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    lines[i] = kFull || i < 8 ? _mm512_load_si512(codes + 128 * i) : _mm512_setzero_si512();
+  }
+  transpose_words16(lines, rows);
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; ++r) {
+    const __m512 point = _mm512_set1_ps(group.points[16 * half + r]);
+    const __m512 second_point = _mm512_sub_ps(point, _mm512_set1_ps(0x1p23f - 0x1p15f));
+    const __m512i upper = _mm512_srli_epi32(rows[r], 16);
+    if (kFull || r < 8) prefetch(ahead + 128 * r);
+    put_row<kFull>(pair_of(first_byte(rows[r], point), first_byte(upper, point)),
+                   pair_of(second_byte(rows[r], second_point), second_byte(upper, second_point)),
+                   out + kStepColumns * r);
+  }
+}
+
 // Half of a tile's rows.
 template <bool kFull>
 inline void decode_int8_half(const uint8_t* codes, const uint8_t* ahead, const RowParameters& lower,
@@ -181,6 +222,12 @@ inline void decode_bfloat16_half(const uint8_t* lines, const uint8_t* ahead, uin
 
 // ---------------------------------------------------------------- a tile
 
+// Whether sums are scaled instead of weights.
+template <WeightKind kKind>
+inline bool scales_later(const Weight& weight) {
+  return kKind == WeightKind::int8 && weight.group == weight.columns;
+}
+
 // Reads a tile from its first column to its last, a block of 64 columns at a time.
 template <WeightKind kKind>
 class Reader {
@@ -189,8 +236,12 @@ class Reader {
     codes_ = tile;
     zero_points_ = weight.zero_points;
     steps_ = weight.group / kStepColumns;
+    scaled_later_ = scales_later<kKind>(weight);
     enter_group(lower_);
   }
+
+  // Of a tile whose numbers are without scales, for each of its rows.
+  const float* scales() const { return scaled_later_ ? lower_.scales : nullptr; }
 
   // `steps` times 32 columns into out [steps][2][16][32]; odd only at the end of the tile.
   void decode(int steps, uint16_t* out) {
@@ -238,6 +289,9 @@ class Reader {
     if constexpr (kKind == WeightKind::int4) {
       if (fresh_) make_tables(lower_, tables_);
       decode_int4<kFull, false>(codes_, ahead, tables_, out);
+    } else if (scaled_later_) {
+      decode_int8_codes<kFull>(codes_, ahead, lower_, 0, out);
+      decode_int8_codes<kFull>(codes_ + 64, ahead + 64, lower_, 1, out + kHalfStep);
     } else {
       decode_int8_half<kFull>(codes_, ahead, lower_, lower_, 0, out);
       decode_int8_half<kFull>(codes_ + 64, ahead + 64, lower_, lower_, 1, out + kHalfStep);
@@ -278,6 +332,7 @@ class Reader {
   int steps_ = 0;         // of a group
   int left_ = 0;          // of the current group
   bool fresh_ = true;     // no tables have been made for it
+  bool scaled_later_ = false;
   const uint8_t* scale_line_ = nullptr;
   RowParameters lower_;
   CodeTables tables_;

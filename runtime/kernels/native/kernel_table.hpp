@@ -139,7 +139,7 @@ struct KernelTable {
   // Instead of it for bfloat16 activations and weights of any kind but float32, where there are matrix tiles;
   // null elsewhere. `tiles` tiles from `tile` on (at most kMostLinearTiles) into out[tile][token][32]. A
   // weight is (code - zero point) * scale, rounded to float32 and then to bfloat16, and all columns are
-  // added without further rounding to bfloat16. `scratch` is the kernel's own meanwhile: kLinearScratchBytes.
+  // added without further rounding to bfloat16; rows of int8 with one scale are added unscaled. `scratch` is the kernel's own meanwhile: kLinearScratchBytes.
   void (*linear_tiles)(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
                        TileReuse reuse, void* scratch, float* out);
 

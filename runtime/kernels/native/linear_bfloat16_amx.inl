@@ -107,29 +107,31 @@ inline void add_steps(const uint16_t* decoded, int steps, int start, const Pair&
   }
 }
 
-// One panel's sums [half][16 rows][width] as out [width][32].
-inline void turn_over(const float* sums, int width, float* out) {
+// One panel's sums [half][16 rows][width] as out [width][32], times the rows' scales if there are any.
+inline void turn_over(const float* sums, int width, const float* scales, float* out) {
   const __mmask16 mask = static_cast<__mmask16>((1u << width) - 1);
   for (int half = 0; half < 2; ++half, sums += 16 * width) {
     __m512i lines[16], rows[16];
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) lines[r] = _mm512_maskz_loadu_epi32(mask, sums + r * width);
     transpose_words16(lines, rows);
+    const __m512 scale = scales != nullptr ? _mm512_load_ps(scales + half * 16) : _mm512_set1_ps(1.0f);
 #pragma GCC unroll 16
     for (int t = 0; t < 16; ++t) {
-      if (t < width) _mm512_store_si512(out + t * kTileRows + half * 16, rows[t]);
+      const __m512 scaled = _mm512_mul_ps(_mm512_castsi512_ps(rows[t]), scale);
+      if (t < width) _mm512_store_ps(out + t * kTileRows + half * 16, scaled);
     }
   }
 }
 
-// The sums in the tiles as out [token][32].
+// The sums in the tiles as out [token][32], times the rows' scales if there are any.
 template <int kPanels>
-inline void finish_sums(const Pair& pair, float* out) {
+inline void finish_sums(const Pair& pair, const float* scales, float* out) {
   alignas(64) float sums[2 * kMostPanelTokens * kTileRows];
   store_sums<kPanels>(sums, pair);
   for (int panel = 0; panel < kPanels; ++panel) {
     const int start = panel * pair.widths[0] * kTileRows;
-    turn_over(sums + start, pair.widths[panel], out + start);
+    turn_over(sums + start, pair.widths[panel], scales, out + start);
   }
 }
 
@@ -145,14 +147,14 @@ void multiply_narrow(const Weight& weight, const uint8_t* tile, const Pair& pair
     reader.decode(steps, decoded);
     add_steps<kPanels>(decoded, steps, start, pair);
   }
-  finish_sums<kPanels>(pair, out);
+  finish_sums<kPanels>(pair, reader.scales(), out);
 }
 
 // `steps` decoded steps of each of `tiles` tiles, from step `start`, times one pair of panels. The pair's
 // values stay in the first level cache from tile to tile.
 template <int kPanels>
-void add_pair(const uint16_t* decoded, int tiles, int steps, int start, const Pair& pair, float* out,
-              int64_t tile_stride) {
+void add_pair(const uint16_t* decoded, int tiles, int steps, int start, const Pair& pair,
+              const float* const* scales, float* out, int64_t tile_stride) {
   for (int step = 0; step < steps; step += kNearSteps) {
     const int some = steps - step < kNearSteps ? steps - step : kNearSteps;
     for (int tile = 0; tile < tiles; ++tile) {
@@ -164,7 +166,7 @@ void add_pair(const uint16_t* decoded, int tiles, int steps, int start, const Pa
       }
       add_steps<kPanels>(decoded + (static_cast<int64_t>(tile) * steps + step) * kStep, some, start + step, pair);
       if (start + step + some == pair.columns / kStepColumns) {
-        finish_sums<kPanels>(pair, sums);
+        finish_sums<kPanels>(pair, scales[tile], sums);
       } else {
         store_sums<kPanels>(sums, pair);
       }
@@ -180,7 +182,11 @@ void multiply_wide(const Weight& weight, int tile, int tiles, const Activations&
   const int last_width = first + count == x.panels ? x.last : x.panel;
   const int64_t tile_stride = static_cast<int64_t>((count - 1) * x.panel + last_width) * kTileRows;
   Reader<kKind> readers[kMostLinearTiles];
-  for (int i = 0; i < tiles; ++i) readers[i].open(weight, weight.data + (tile + i) * weight.tile_bytes);
+  const float* scales[kMostLinearTiles];
+  for (int i = 0; i < tiles; ++i) {
+    readers[i].open(weight, weight.data + (tile + i) * weight.tile_bytes);
+    scales[i] = readers[i].scales();
+  }
   for (int start = 0; start < all; start += most) {
     const int steps = all - start < most ? all - start : most;
     for (int i = 0; i < tiles && !(again && steps == all); ++i) {
@@ -191,7 +197,7 @@ void multiply_wide(const Weight& weight, int tile, int tiles, const Activations&
       float* sums = out + static_cast<int64_t>(panel) * x.panel * kTileRows;
       configure(pair);
       const auto add = pair.panels == 2 ? add_pair<2> : add_pair<1>;
-      add(decoded, tiles, steps, start, pair, sums, tile_stride);
+      add(decoded, tiles, steps, start, pair, scales, sums, tile_stride);
     }
   }
 }

@@ -69,7 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # The search for plugins that other packages bring takes longer than reading a manifest.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    _open_closed_streams()
     sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _open_closed_streams() -> None:
+    """Put the null device where a process was started without a standard stream, as by `<&-`.
+
+    Else the first file that is opened takes the stream's place, and what is printed goes into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open to the end
 
 
 def _print_version(context: typer.Context, asked: bool) -> None:

@@ -58,7 +58,12 @@ class IntegerWeight:
         return values
 
     def bfloat16_values(self) -> NDArray[np.float32]:
-        """What the codes stand for where weights are bfloat16: a float32 product, rounded."""
+        """What the codes stand for where weights are bfloat16: a float32 product, rounded.
+
+        Rows of 8 bits with one scale are multiplied unscaled: nothing is rounded.
+        """
+        if self.bits == 8 and self.scales.shape[1] == 1:
+            return self.values().astype(np.float32)
         zeros = np.full(self.scales.shape, 1 << (self.bits - 1)) if self.zeros is None else self.zeros
         centred = self.codes.astype(np.float32) - np.repeat(zeros, self.group, axis=1).astype(np.float32)
         return round_bfloat16(centred * np.repeat(self.scales, self.group, axis=1))

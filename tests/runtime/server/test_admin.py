@@ -128,3 +128,19 @@ def test_two_reloads_at_once_are_one_too_many(make_engine: MakeEngine, serve: Se
         wait_until(lambda: any(answer.done() for answer in both))
         gate.set()
     assert sorted(answer.result().status_code for answer in both) == [200, 409]
+
+
+def test_a_server_that_drains_loads_no_model(make_engine: MakeEngine, serve: Serve) -> None:
+    gate = threading.Event()
+    engine = make_engine("parrot", gate=gate)
+    options = {"reload": lambda name: LoadedModel(name, make_engine())}
+    server = serve(settings=SETTINGS, options=options, m=engine)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(complete, server.url)
+        wait_until(lambda: engine.stats().num_running == 1)
+        server.stop()
+        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+        answer = post(server.url, "reload", {"model": "m"})
+        gate.set()
+        assert running.result().status_code == 200
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
