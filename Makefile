@@ -7,7 +7,7 @@ SANITIZED := build/sanitize
 SANITIZER = PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
 
-.PHONY: demo test test-clients check sanitize soak format bench-engine bench-peers bench-quality bench-sampling bench-serving bench-start clean
+.PHONY: demo test test-clients check sanitize soak format bench-engine bench-memory bench-peers bench-quality bench-sampling bench-serving bench-start clean
 
 demo: $(READY)  ## build the demo model, serve it, ask one question
 	$(PY) -m gristmill.cli.demo
@@ -43,6 +43,9 @@ format: $(READY)  ## format and fix what can be fixed
 
 bench-quality: $(READY)  ## quantization quality and time beside the peers' table
 	$(PY) -m tests.benchmarks.quality $(ARGS)
+
+bench-memory: $(READY)  ## a random Llama of 3 GB, quantized by GPTQ under a limit of 2 GiB
+	$(PY) -m tests.benchmarks.large_model $(ARGS)
 
 bench-peers: $(READY)  ## the benchmarks' peers and their models, under build/peers; takes minutes once
 	$(PY) -m tests.benchmarks.peers

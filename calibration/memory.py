@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 from gristmill.calibration.batches import BATCH_TOKENS
@@ -21,20 +22,24 @@ def walk_memory(
     *,
     batch_tokens: int = BATCH_TOKENS,
     follow_original: bool = True,
+    layer_work: Callable[[LayerPlan], int] = lambda layer: 0,
 ) -> int:
     """An upper bound of the bytes a `BlockWalk` over `tokens` tokens, padding included, holds at once.
 
     That is the states of all tokens, two blocks (the original and the one being
     quantized), the statistics of one block and the temporaries of one batch; or,
-    if it is more, the embedding with which the walk begins. What a quantization
-    method needs for its own work comes on top.
+    if it is more, the embedding with which the walk begins. `layer_work` says what
+    a quantization method holds while it works on one group of linears, that group's
+    statistics included: the batch is gone then.
     """
     width = 2 if compute == "bfloat16" else 4
     walking = max(
         _states(plan, layer, tokens, width, follow_original)
         + 2 * _parameters(layer) * width
-        + _statistics(layer)
-        + _temporaries(plan, layer, min(batch_tokens, tokens), width)
+        + max(
+            _statistics(layer) + _temporaries(plan, layer, min(batch_tokens, tokens), width),
+            layer_work(layer),
+        )
         for layer in plan.layers
     )
     embedding = plan.vocab_size * plan.hidden_size * (width + 4) + tokens * plan.hidden_size * width
@@ -57,11 +62,13 @@ def _states(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int, follow_o
 
 
 def _statistics(layer: LayerPlan) -> int:
-    """Either the Hessians of all scaling groups, or three of one group (plain, followed, gap) and a sum."""
-    sizes = [group.linears[0].in_features for group in layer.scaling_groups]
-    held = 12 if isinstance(layer.mlp, MoePlan) else 6  # an expert's own, and those of all tokens
-    all_groups = sum(2 * size * size for size in sizes) + 2 * max(sizes) ** 2
-    return 4 * max(all_groups, held * max(sizes) ** 2)
+    """The Hessians of all scaling groups, or of one group that of plain and followed tokens and the gap."""
+    groups = layer.input_groups
+    gaps = [group[0].in_features if len(group) > 1 else group[0].out_features for group in groups]
+    sizes = [group[0].in_features for group in groups]
+    one = max(2 * size * size + gap * size for size, gap in zip(sizes, gaps, strict=True))
+    one *= 2 if isinstance(layer.mlp, MoePlan) else 1  # an expert's own, and those of all tokens
+    return 4 * max(sum(group.linears[0].in_features ** 2 for group in layer.scaling_groups), one)
 
 
 def _temporaries(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int) -> int:

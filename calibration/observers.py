@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from gristmill.calibration.products import average_lower_products, average_products
+from gristmill.calibration.products import average_lower_products, average_products, mirror_lower
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.runtime.errors import InternalError, ModelError
 from gristmill.runtime.model_plan import LinearPlan
@@ -57,19 +57,20 @@ class InputObserver:
         torch.maximum(self._abs_max, abs_max, out=self._abs_max)
 
     def statistics(self) -> InputStatistics:
-        """The statistics of all rows so far."""
+        """The statistics of all rows. Asked for once, as the last thing: sums are given away, not copied."""
         plain, gapped = self._plain, self._gapped
         tokens = plain.tokens + gapped.tokens
         if tokens == 0:
             raise InternalError(f"no token has reached {self._name}")
-        hessian = plain.hessian().mul_(plain.tokens / tokens)
-        hessian.add_(gapped.hessian(), alpha=gapped.tokens / tokens)
+        hessian = plain.hessian()
+        if gapped.tokens:
+            hessian.mul_(plain.tokens / tokens).add_(gapped.hessian(), alpha=gapped.tokens / tokens)
         require_finite(hessian.diagonal(), f"the second moment of the input of {self._name}")
         rows = torch.cat(self._rows) if self._rows else None
         return InputStatistics(tokens, hessian, (self._abs_sum / tokens).float(), self._abs_max, rows)
 
     def gap_moments(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The means of `x x^T` [K, K] and `gap x^T` [M, K]; None if no batch brought a gap.
+        """The means of `x x^T` [K, K] and `gap x^T` [M, K], not copies; None if no batch brought a gap.
 
         Raises ModelError if the gap is not finite.
         """
@@ -94,9 +95,8 @@ class _Moments:
         self.tokens += len(rows)
 
     def hessian(self) -> torch.Tensor:
-        whole = self._lower.tril()
-        whole += whole.tril(-1).T
-        return whole
+        mirror_lower(self._lower)
+        return self._lower
 
 
 def group_names(group: tuple[LinearPlan, ...]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["average_lower_products", "average_products"]
+__all__ = ["average_lower_products", "average_products", "mirror_lower"]
 
 _PANEL = 512
 
@@ -40,6 +40,15 @@ def average_lower_products(average: torch.Tensor, values: torch.Tensor, seen: in
         average_products(
             average[panel, : panel.stop], values[:, panel], values[:, : panel.stop], seen, narrow=narrow
         )
+
+
+def mirror_lower(matrix: torch.Tensor) -> None:
+    """Make `matrix` [K, K] symmetric in place: what stands below its diagonal is copied above it."""
+    for start in range(0, len(matrix), _PANEL):
+        panel = slice(start, start + _PANEL)
+        square = matrix[panel, panel]
+        square.copy_(square.tril() + square.tril(-1).T)
+        matrix[panel, panel.stop :] = matrix[panel.stop :, panel].T
 
 
 @contextmanager

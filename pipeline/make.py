@@ -53,15 +53,19 @@ class Made:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Maker:
-    """What stays the same however often a build makes its model; `digest` is the source model's."""
+    """What stays the same however often a build makes its model.
+
+    `original` is what it is measured against, with its weights `streamed` where they would not fit.
+    """
 
     recipe: Recipe
-    digest: str
+    original: BuildModel
     samples: TokenSamples | None
     held_out: Sequence[HeldOut]
     contract: Determinism
     stages: StageCache
     progress: Progress
+    streamed: bool = False
 
     def make(self, model: BuildModel, timed: Timed, earlier: QuantizedModel | None = None) -> Made:
         """Quantize, write, compile and measure `model`; finished stages are taken as they are.
@@ -71,7 +75,7 @@ class Maker:
         recipe, stages, tell = self.recipe, self.stages, self.progress
         settings = quantize_settings(recipe, model.schemes)
         with timed("quantize"):
-            key = quantize_key(self.digest, self.samples, settings, self.contract)
+            key = quantize_key(model.source.digest(), self.samples, settings, self.contract)
             quantized = quantize_model(model, self.samples, settings, stages, key, tell, earlier)
         with timed("checkpoint"):
             kv_scales = self._kv_scales(model, quantized, key)
@@ -83,14 +87,15 @@ class Maker:
             proof = prove(
                 own,
                 engines,
-                partial(OriginalLogits, model.plan, model.source),
+                partial(OriginalLogits, self.original.plan, self.original.source),
                 self.held_out,
                 self.samples,
                 golden_prompts(recipe, model.tokenizer, self.held_out),
-                {"model": self.digest, "contract": asdict(self.contract)},
+                {"model": self.original.source.digest(), "contract": asdict(self.contract)},
                 stages,
                 tell,
                 kv_cache=recipe.kv_cache.dtype,
+                streamed=self.streamed,
             )
         served = best_engine([proven.engine.target for proven in proof.engines])
         gates = self._gates(proof, served)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
+from gristmill.pipeline.prepare.rotate import RotatedSource
 from gristmill.recipes.layers import assign_schemes
 from gristmill.recipes.schema import Recipe
 from gristmill.runtime.architectures import plan_model
@@ -30,6 +31,11 @@ class BuildModel:
     plan: ModelPlan
     tokenizer: Tokenizer
     schemes: Mapping[str, QuantScheme | None]
+
+    def rotated(self) -> BuildModel:
+        """The same model with rotations folded into its weights. Raises UnsupportedError."""
+        source = RotatedSource(self.source)
+        return replace(self, source=source, plan=source.plan)
 
     @property
     def size_bytes(self) -> int:

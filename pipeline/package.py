@@ -43,13 +43,14 @@ _WORST_LAYERS = 16
 class Built:
     """What the earlier stages made.
 
+    `model` is the one that was quantized, perhaps rotated before, `original` the one that was opened.
     `checkpoints` maps a format to its folder, the recipe's own first; `engines`
     a compile target to its folder; `gates` an engine to its gates. `widths` is
     None where the recipe alone decided them.
     """
 
     model: BuildModel
-    model_digest: str
+    original: BuildModel
     samples: TokenSamples | None
     checkpoints: Mapping[FormatName, Path]
     engines: Mapping[str, Path]
@@ -94,7 +95,7 @@ def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
         files={},
         lineage=m.Lineage(
             base_model=m.SourceModel(
-                resolved_dict(recipe)["model"], built.model.source.revision, built.model_digest
+                resolved_dict(recipe)["model"], built.model.source.revision, built.original.source.digest()
             ),
             parent=None,
             recipe=f"sha256:{recipe_sha256}",
@@ -103,7 +104,7 @@ def _manifest(recipe: Recipe, built: Built, recipe_sha256: str) -> m.Manifest:
         schemes=m.group_schemes(schemes),
         skipped=tuple(sorted(name for name, scheme in built.model.schemes.items() if scheme is None)),
         bits_per_weight=_bits_per_weight(built.model, schemes),
-        base_size_bytes=built.model.size_bytes,
+        base_size_bytes=built.original.size_bytes,
         engines=tuple(sorted((proven.engine for proven in built.proof.engines), key=lambda e: e.target)),
         validation={target: engine_validation(result) for target, result in validation.items()},
         gates=tuple(row for target, gates in built.gates.items() for row in gate_rows(target, gates)),

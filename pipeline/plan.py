@@ -16,9 +16,9 @@ from gristmill.pipeline.search.stage import split_sequences
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.runtime.errors import InputError, OutsideError
 from gristmill.runtime.memory import free_memory
-from gristmill.runtime.model_plan import LayerPlan, ModelPlan, MoePlan
+from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan, MoePlan
 
-__all__ = ["MemoryPlan", "plan_memory", "require_memory"]
+__all__ = ["MemoryPlan", "gptq_work", "plan_memory", "require_memory"]
 
 _PROCESS = 450_000_000
 """The interpreter, torch and their buffers: measured 0.40 GB on Linux with the CPU build."""
@@ -34,12 +34,15 @@ class MemoryPlan:
 
     search    the original's states and gradients at every block, and a walk; 0 without a search
     quantize  the walk (blocks, hidden states, second moments) and one group's work space
-    validate  the whole quantized model in each engine, hidden states, chunks of logits
+    validate  the quantized model in each engine, hidden states, chunks of logits
+    streamed  whether validation reads each weight of the reference engine as it is needed, which is
+              slow, because the whole model would not fit
     """
 
     quantize: int
     validate: int
     search: int = 0
+    streamed: bool = False
 
     @property
     def total(self) -> int:
@@ -49,9 +52,10 @@ class MemoryPlan:
     def line(self) -> str:
         """The plan in one line."""
         search = f"search {self.search / 1e9:.2f}, " if self.search else ""
+        streamed = " streamed" if self.streamed else ""
         return (
             f"memory: {self.total / 1e9:.2f} GB planned ({search}quantize {self.quantize / 1e9:.2f}, "
-            f"validate {self.validate / 1e9:.2f}, process {_PROCESS / 1e9:.2f})"
+            f"validate {self.validate / 1e9:.2f}{streamed}, process {_PROCESS / 1e9:.2f})"
         )
 
 
@@ -63,15 +67,25 @@ def plan_memory(
     engines: int = 0,
     *,
     searches: bool = False,
+    limit: int | None = None,
 ) -> MemoryPlan:
     """An upper estimate from shapes alone; nothing is loaded. `engines` counts those beside the reference.
 
-    `searches` says whether units of linears are compared. Raises PromptError for too few samples for that.
+    `searches` says whether units of linears are compared. Validation holds the
+    whole model where that stays below the user's `limit` and what is free.
+    Raises PromptError for too few samples for a search.
     """
     tokens = samples.tokens if samples is not None else 0
     quantize = _quantize(model.plan, tokens, settings)
     search = _search(model.plan, samples) if searches and samples is not None else 0
-    return MemoryPlan(quantize, _validate(model.plan, held_out, engines), search)
+    plans = [
+        MemoryPlan(quantize, _validate(model.plan, held_out, engines, streamed=streamed), search, streamed)
+        for streamed in (False, True)
+    ]
+    room = free_memory().size + _PROCESS
+    if plans[0].total <= (room if limit is None else min(limit, room)):
+        return plans[0]
+    return min(plans, key=lambda plan: plan.total)
 
 
 def require_memory(plan: MemoryPlan, limit: int | None) -> None:
@@ -90,11 +104,12 @@ def _quantize(plan: ModelPlan, tokens: int, settings: QuantizeSettings) -> int:
     """The walk's states, blocks and statistics, and the largest block's work in float32."""
     if tokens == 0:
         return 3 * max(map(_block_weights, plan.layers), default=0) * _FLOAT
-    walk = walk_memory(plan, tokens, walk_compute(plan), follow_original=settings.follow_original)
-    work = [_method_work(layer) for layer in plan.layers]
+    work = gptq_work if settings.method == "gptq" and not settings.folds_scales else _search_work
+    follow = settings.follow_original
+    walk = walk_memory(plan, tokens, walk_compute(plan), follow_original=follow, layer_work=work)
     if settings.method == "signround":
-        work += [_learning_work(plan, layer, min(tokens, BATCH_TOKENS)) for layer in plan.layers]
-    return walk + max(work, default=0)
+        walk += max(_learning_work(plan, layer, min(tokens, BATCH_TOKENS)) for layer in plan.layers)
+    return walk
 
 
 def _search(plan: ModelPlan, samples: TokenSamples) -> int:
@@ -113,14 +128,35 @@ def _block_weights(layer: LayerPlan) -> int:
     return sum(map(math.prod, layer.tensor_shapes().values()))
 
 
-def _method_work(layer: LayerPlan) -> int:
-    """Float32 copies of one group's weights while it is searched and rounded, and of its Hessian.
+def gptq_work(layer: LayerPlan) -> int:
+    """Matrices of float32 for one group of linears.
+
+    First two Hessians, the gap, a factor twice, and the weights four times while
+    they are corrected; then one Hessian and two matrices of float64 while it is
+    factorized; then Hessian, factor and the weights six times.
+    """
+
+    def work(group: tuple[LinearPlan, ...]) -> int:
+        square, weights = _group_size(group)
+        corrected = 4 * square + (square if len(group) > 1 else weights) + 4 * weights
+        return max(corrected, 5 * square + weights, 2 * square + 6 * weights)
+
+    return _FLOAT * max(map(work, layer.input_groups))
+
+
+def _search_work(layer: LayerPlan) -> int:
+    """Float32 copies of one group's weights while they are searched and rounded, and of its Hessian.
 
     A scale in front of experts is searched for all their gates and ups at once.
     """
     groups = [*layer.input_groups, *(group.linears for group in layer.scaling_groups)]
-    sizes = [(group[0].in_features, sum(part.out_features for part in group)) for group in groups]
-    return _FLOAT * max(10 * size * rows + 4 * size * size for size, rows in sizes)
+    return _FLOAT * max(8 * square + 10 * weights for square, weights in map(_group_size, groups))
+
+
+def _group_size(group: tuple[LinearPlan, ...]) -> tuple[int, int]:
+    """Entries of a group's Hessian, and of its weights."""
+    size = group[0].in_features
+    return size * size, size * sum(linear.out_features for linear in group)
 
 
 def _learning_work(plan: ModelPlan, layer: LayerPlan, tokens: int) -> int:
@@ -144,17 +180,25 @@ def _outputs(plan: ModelPlan, layer: LayerPlan) -> int:
     return plan.hidden_size * (layer.mlp.top_k + 1 if isinstance(layer.mlp, MoePlan) else 1)
 
 
-def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int) -> int:
-    model = plan.num_parameters() * _FLOAT  # golden logits are recorded in float32
+def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int, *, streamed: bool) -> int:
+    model = _reference(plan, streamed=streamed) * _FLOAT  # golden logits are recorded in float32
     if not held_out:
         return model
-    served = (1 + engines) * plan.num_parameters() * 2
+    served = (_reference(plan, streamed=streamed) + engines * plan.num_parameters()) * 2
     hidden = 2 * sum(entry.samples.tokens for entry in held_out) * plan.hidden_size * 2
-    logits = (8 + 2 * engines) * _VALIDATION_ROWS * plan.vocab_size * _FLOAT
-    original = (
-        2 * (plan.vocab_size * plan.hidden_size + max(map(_block_weights, plan.layers), default=0)) * _FLOAT
-    )
+    longest = max(len(window) for entry in held_out for window in entry.windows)
+    logits = (8 + 2 * engines) * min(_VALIDATION_ROWS, longest) * plan.vocab_size * _FLOAT
+    largest = max(plan.vocab_size * plan.hidden_size, *map(_block_weights, plan.layers))
+    original = (2 + _FLOAT) * largest  # the embedding, a block or the head, and what it is read as
     return max(model, served + hidden + logits + original)
+
+
+def _reference(plan: ModelPlan, *, streamed: bool) -> int:
+    """Weights that the reference engine holds at once; streamed, its largest tensor and that one's parts."""
+    if not streamed:
+        return plan.num_parameters()
+    largest = max((linear.in_features * linear.out_features for linear in plan.linears), default=0)
+    return max(2 * plan.vocab_size * plan.hidden_size, 3 * largest)
 
 
 def _gb(size: int) -> str:

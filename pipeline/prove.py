@@ -78,6 +78,7 @@ def prove(
     progress: Progress,
     *,
     kv_cache: KVDtype,
+    streamed: bool = False,
 ) -> Proof:
     """Validate and record golden prompts, or take what an earlier build of the same inputs measured.
 
@@ -85,7 +86,8 @@ def prove(
     source model, with the `observe` of `OriginalLogits`; `inputs` is what, beside
     the checkpoint and the data, determines the result. Golden logits come from
     float32 compute, and every engine must reproduce them. Engines are proved and
-    validated with keys and values in `kv_cache`. Gates are not judged here.
+    validated with keys and values in `kv_cache`. With `streamed`, the reference
+    engine's weights stay on disk; what it says is the same. Gates are not judged here.
     """
     tokens = [(entry.name, entry.samples.digest) for entry in held_out]
     seen = None if calibration is None else calibration.digest
@@ -97,7 +99,7 @@ def prove(
         return _read(done)
     with stages.open("validate", key) as stage:
         progress.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
-        prompts = _record(written.folder, golden)
+        prompts = _record(written.folder, golden, streamed)
         choice = own_kv_cache(kv_cache)
         folders = [
             EngineFolder(
@@ -106,7 +108,7 @@ def prove(
             for engine in compiled
         ]
         place = (REFERENCE, written.folder, written.folder)
-        reference = EngineFolder("checkpoint", *place, golden=prompts, kv_cache=choice)
+        reference = EngineFolder("checkpoint", *place, golden=prompts, kv_cache=choice, streamed=streamed)
         proofs = [_prove_reference(reference), *map(prove_engine, folders)]
         peaks = ChannelPeaks()
         watched = partial(original, observe=peaks.update)
@@ -139,8 +141,9 @@ def validate_engines(
         )
 
 
-def _record(checkpoint: Path, golden: Sequence[Sequence[int]]) -> tuple[GoldenPrompt, ...]:
-    with closing(_load_reference(checkpoint, golden, "float32")) as executor:
+def _record(checkpoint: Path, golden: Sequence[Sequence[int]], streamed: bool) -> tuple[GoldenPrompt, ...]:
+    folder = EngineFolder("checkpoint", REFERENCE, checkpoint, checkpoint, streamed=streamed)
+    with closing(_load_reference(folder, golden, "float32")) as executor:
         return record_golden(executor, golden, continuation=_CONTINUATION)
 
 
@@ -154,7 +157,7 @@ def _prove_reference(folder: EngineFolder) -> EngineProof:
     if folder.kv_cache is not None or any(scheme.activation is not None for scheme in schemes):
         return prove_engine(folder, (folder.kv_cache or "bfloat16",))
     sequences = [prompt.token_ids for prompt in folder.golden]
-    with closing(_load_reference(folder.checkpoint, sequences, "bfloat16")) as executor:
+    with closing(_load_reference(folder, sequences, "bfloat16")) as executor:
         report = require_golden(executor, folder.golden, DEFAULT_TOLERANCE)
         info = executor.info
     proof = GoldenProof(
@@ -164,10 +167,10 @@ def _prove_reference(folder: EngineFolder) -> EngineProof:
 
 
 def _load_reference(
-    checkpoint: Path, sequences: Sequence[Sequence[int]], compute: Literal["bfloat16", "float32"]
+    folder: EngineFolder, sequences: Sequence[Sequence[int]], compute: Literal["bfloat16", "float32"]
 ) -> Executor:
     """The reference engine, with a cache for the longest of `sequences` and its continuation."""
-    opened = open_engine(EngineFolder("checkpoint", REFERENCE, checkpoint, checkpoint))
+    opened = open_engine(folder)
     tokens = max(map(len, sequences)) + _CONTINUATION
     return opened.load(KVCacheConfig(-(-tokens // _BLOCK), _BLOCK, compute), ExecutorOptions(compute))
 

@@ -50,9 +50,10 @@ def build(
     clock = StageClock(stages)
     with using_threads(contract.threads):
         with clock.stage("load"):
-            model = open_model(recipe)
+            original = open_model(recipe)
+            model = original.rotated() if recipe.quantize.rotate else original
             require_engines(recipe.engines, model.plan)
-            digest = model.source.digest()
+            digest = original.source.digest()
         if (wanted := recipe.quantize.search) is not None:
             require_possible(model, wanted, recipe.checkpoint)
         with clock.stage("calibrate"):
@@ -65,10 +66,11 @@ def build(
             held_out,
             len(recipe.engines),
             searches=wanted is not None or recipe.repairs,
+            limit=memory_limit,
         )
         tell.note(memory.line())
         require_memory(memory, memory_limit)
-        maker = Maker(recipe, digest, samples, held_out, contract, stages, tell)
+        maker = Maker(recipe, original, samples, held_out, contract, stages, tell, memory.streamed)
         widths: WidthChoice | None = None
         if wanted is not None:
             with clock.stage("search"):
@@ -83,14 +85,13 @@ def build(
         with clock.stage("package"):
             paths = {name: written.folder for name, written in made.checkpoints.items()}
             compiled = {engine.target: engine.folder for engine in made.engines}
-            gates = {made.served: made.gates}
             layers = LayerErrors(
                 "output" if samples else "weight", made.quantized.errors, made.quantized.notes
             )
             mix = data_mix(samples, [entry.samples for entry in held_out], model.tokenizer)
             built = Built(
                 made.model,
-                digest,
+                original,
                 samples,
                 paths,
                 compiled,
@@ -99,7 +100,7 @@ def build(
                 widths,
                 mix,
                 made.proof,
-                gates,
+                {made.served: made.gates},
                 contract,
             )
             artifact = package(recipe, built, store, clock.record(places_of(recipe), memory.total))

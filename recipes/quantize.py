@@ -27,7 +27,7 @@ __all__ = [
     "SmoothQuantSettings",
 ]
 
-Method = Literal["rtn", "gptq", "awq", "signround", "smoothquant"]
+Method = Literal["rtn", "hqq", "gptq", "awq", "signround", "smoothquant"]
 
 _CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -137,7 +137,7 @@ _METHOD_SETTINGS: Mapping[str, type[BaseModel]] = MappingProxyType(
     }
 )
 
-_WEIGHT_METHODS = ("rtn", "gptq", "awq", "signround")
+_WEIGHT_METHODS = ("rtn", "hqq", "gptq", "awq", "signround")
 _INPUT_METHODS = ("rtn", "gptq", "smoothquant")
 _FLOAT_METHODS = ("rtn",)
 
@@ -190,7 +190,13 @@ class QuantizeSettings(BaseModel):
     activations: ActivationSettings | None = Field(
         default=None, validate_default=True, description="how inputs are quantized, with W8A8 and FP8"
     )
-    method: Method = Field(description="rtn, gptq, awq, signround or smoothquant")
+    method: Method = Field(description="rtn, hqq, gptq, awq, signround or smoothquant")
+    scale: Literal["awq"] | None = Field(
+        default=None, description="awq, to scale channels before gptq rounds them"
+    )
+    rotate: Literal["hadamard"] | None = Field(
+        default=None, description="hadamard, to spread outliers over all channels first"
+    )
     skip: tuple[Pattern, ...] = Field(default=("lm_head",), description="layers left as they are")
     overrides: tuple[Override, ...] = Field(default=(), description="layers that get other settings")
     search: SearchSettings | None = Field(
@@ -259,6 +265,18 @@ class QuantizeSettings(BaseModel):
             raise refusal(" or ".join(possible), found=f"the method {method} for {name or 'weights only'}")
         return method
 
+    @field_validator("scale")
+    @classmethod
+    def _before_gptq(cls, scale: str | None, info: ValidationInfo) -> str | None:
+        method, name = info.data.get("method"), info.data.get("scheme")
+        if scale is None or method is None:
+            return scale
+        if method != "gptq":
+            raise refusal("the method gptq beside scale", found=f"the method {method}")
+        if name is not None and not NAMED_SCHEMES[name].is_weight_only_int:
+            raise refusal("a scheme of weights only beside scale", found=name)
+        return scale
+
     @field_validator("overrides")
     @classmethod
     def _change_something(cls, overrides: tuple[Override, ...], info: ValidationInfo) -> tuple[Override, ...]:
@@ -292,10 +310,10 @@ class QuantizeSettings(BaseModel):
     @field_validator("gptq", "awq", "signround", "smoothquant")
     @classmethod
     def _settings_of_used_methods(cls, value: Any, info: ValidationInfo) -> Any:
-        """Defaults for the method in use; settings of another method are refused."""
+        """Defaults for the methods in use; settings of another method are refused."""
         if "method" not in info.data or info.field_name is None:
             return value
-        if info.field_name == info.data["method"]:
+        if info.field_name in (info.data["method"], info.data.get("scale")):
             return value or _METHOD_SETTINGS[info.field_name]()
         if value is not None:
             raise refusal(

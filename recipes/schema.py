@@ -237,9 +237,9 @@ class Recipe(BaseModel):
             )
         if quantize.search is not None and without:
             raise refusal("a calibration block, on which widths are tried", found="a search without")
-        if quantize.method != "rtn" and without:
+        if quantize.method not in ("rtn", "hqq") and without:
             raise refusal(
-                "a calibration block, or the method rtn",
+                "a calibration block, or the method rtn or hqq",
                 found=f"the method {quantize.method} without calibration",
             )
         return quantize

@@ -37,6 +37,8 @@ class EngineFolder:
     and a KV format to the largest KL in nats at which the engine, so used,
     reproduces `golden`, as measured when it was made. `kv_cache` is the format of
     keys and values that the artifact was built for, None where it names none.
+    With `streamed`, the reference engine leaves weights on disk and reads each when
+    it is needed, for a model larger than memory.
     """
 
     name: str
@@ -47,3 +49,4 @@ class EngineFolder:
     golden: tuple[GoldenPrompt, ...] = field(default=())
     tolerances: Mapping[tuple[str, str], float] = field(default_factory=dict)
     kv_cache: KVDtype | None = None
+    streamed: bool = False

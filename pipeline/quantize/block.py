@@ -21,6 +21,7 @@ from gristmill.pipeline.quantize.correct import corrected_weight
 from gristmill.pipeline.quantize.coverage import expert_name, uncovered
 from gristmill.pipeline.quantize.gptq import GptqSettings, factorize_hessian, quantize_gptq
 from gristmill.pipeline.quantize.grids import dequantized
+from gristmill.pipeline.quantize.hqq import quantize_hqq
 from gristmill.pipeline.quantize.input_scale import input_scale
 from gristmill.pipeline.quantize.rtn import quantize_rtn
 from gristmill.pipeline.quantize.signround import SignRoundSettings, learn_rounding
@@ -39,6 +40,9 @@ __all__ = [
 ]
 
 Weights = Mapping[str, torch.Tensor]
+
+DATA_FREE = ("rtn", "hqq")
+"""Methods that look at the weights alone."""
 
 _KEPT_ROWS = 256
 
@@ -61,6 +65,7 @@ class QuantizeSettings:
     """How a block is quantized.
 
     schemes             by linear name; None, or no entry, leaves a linear as it is
+    scale_first         fold AWQ's scales before GPTQ rounds
     input_percentile    of an input's values, by size, that a static scale keeps in range
     correct_drift       aim at the original model's outputs, where the walk follows them
     correction_damping  ridge of that correction, as a part of the Hessian's mean diagonal
@@ -73,6 +78,7 @@ class QuantizeSettings:
     awq: AwqSettings = field(default_factory=AwqSettings)
     signround: SignRoundSettings = field(default_factory=SignRoundSettings)
     smoothquant: SmoothQuantSettings = field(default_factory=SmoothQuantSettings)
+    scale_first: bool = False
     input_percentile: float = 100.0
     correct_drift: bool = True
     correction_damping: float = 0.5
@@ -87,6 +93,11 @@ class QuantizeSettings:
             raise InputError("input percentile", found=self.input_percentile, expected="above 0, at most 100")
         for scheme in filter(None, set(self.schemes.values())):
             _require_possible(self.method, scheme)
+
+    @property
+    def folds_scales(self) -> bool:
+        """Whether channels are scaled before anything is rounded."""
+        return self.scale_first or self.method in ("awq", "smoothquant")
 
     @property
     def follow_original(self) -> bool:
@@ -131,27 +142,30 @@ def quantize_block(
 ) -> BlockResult:
     """Quantize what `settings.schemes` names; `weights` are not altered.
 
-    RTN does without statistics (its errors are then relative to the weight).
+    RTN and HQQ do without statistics (errors are then relative to the weight).
     Raises ModelError, naming the linear, for NaN and Inf wherever they arise,
     and InputError for a group size that does not divide.
     """
-    if statistics is None and settings.method != "rtn":
+    if statistics is None and settings.method not in DATA_FREE:
         raise InputError(f"{settings.method} needs calibration statistics")
     current = dict(weights)
-    if settings.method in ("awq", "smoothquant") and statistics is not None:
+    if settings.folds_scales and statistics is not None:
         current.update(_fold(layer, weights, statistics, settings))
     result = BlockResult({}, {}, {})
     notes: list[str] = []
-    seen: list[GroupStatistics | None] = []
+    seen: list[InputStatistics] = []
     for index, group in enumerate(layer.input_groups):
         if not any(settings.schemes.get(linear.name) for linear in layer.linears):
             break
         known = None if statistics is None else statistics.group(index, current)
-        if settings.method == "signround":
-            seen.append(None if known is None else GroupStatistics(known.inputs))
         if known is not None and known.routed is not None:
             result.routed[expert_name(group[0])] = known.routed
-        for linear, tensor, error in _quantize_group(group, current, known, settings, notes):
+        targets = list(_targets(group, current, known, settings))
+        inputs = None if known is None else known.inputs
+        del known  # its drift is done with: for wide inputs that is much memory
+        if settings.method == "signround" and inputs is not None:
+            seen.append(inputs)
+        for linear, tensor, error in _quantize_group(targets, inputs, settings, notes):
             result.quantized[linear.name] = tensor
             result.errors[linear.name] = error
             current[linear.weight] = dequantized(tensor, weights[linear.weight].dtype)
@@ -194,7 +208,7 @@ def _fold(
         ]
         if parts:
             share = partial(shared_scales, group)
-            if settings.method == "awq":
+            if settings.method != "smoothquant":
                 scales = search_scales(parts, seen[names], settings.awq, share)
             else:
                 scales = search_smoothing(
@@ -219,24 +233,33 @@ def _by_scheme(
             yield from ((scheme, [linear]) for linear in alike)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Target:
+    """Linears with one scheme, which are rounded as one `weight`, float32 [N, K]."""
+
+    scheme: QuantScheme
+    linears: list[LinearPlan]
+    weight: torch.Tensor
+
+    @property
+    def name(self) -> str:
+        return ", ".join(linear.name for linear in self.linears)
+
+
 def _quantize_group(
-    group: tuple[LinearPlan, ...],
-    weights: Weights,
-    known: GroupStatistics | None,
+    targets: Sequence[_Target],
+    inputs: InputStatistics | None,
     settings: QuantizeSettings,
     notes: list[str],
 ) -> Iterator[tuple[LinearPlan, QuantizedTensor, float]]:
-    """The group's linears in codes with their errors; those with one scheme are rounded as one weight."""
-    for scheme, linears in _by_scheme(group, settings):
-        name = ", ".join(linear.name for linear in linears)
-        target = torch.cat([weights[linear.weight] for linear in linears]).float()
-        if known is not None and settings.correct_drift and settings.method != "rtn":
-            target = corrected_weight(target, known, settings.correction_damping, name=name)
-        tensor = _quantize(target, known, replace(scheme, activation=None), settings, name, notes)
-        scale = _static_scale(known, scheme, settings, name)
-        errors = target - dequantized(tensor, torch.float32)
+    """The linears of one group in codes, with their errors."""
+    for target in targets:
+        scheme, weight, name = target.scheme, target.weight, target.name
+        tensor = _quantize(weight, inputs, replace(scheme, activation=None), settings, name, notes)
+        scale = _static_scale(inputs, scheme, settings, name)
+        errors = dequantized(tensor, torch.float32).sub_(weight)
         row = 0
-        for linear in linears:
+        for linear in target.linears:
             rows = slice(row, row + linear.out_features)
             row += linear.out_features
             zeros = tensor.zero_points
@@ -247,35 +270,56 @@ def _quantize_group(
                 None if zeros is None else zeros[rows],
                 input_scale=scale,
             )
-            yield linear, own, _relative_error(errors[rows], target[rows], known, linear.name)
+            yield linear, own, _relative_error(errors[rows], weight[rows], inputs, linear.name)
+
+
+def _targets(
+    group: tuple[LinearPlan, ...],
+    weights: Weights,
+    known: GroupStatistics | None,
+    settings: QuantizeSettings,
+) -> Iterator[_Target]:
+    """What is to be rounded: the weights, corrected for the drift of their input if that is asked for."""
+    for scheme, linears in _by_scheme(group, settings):
+        target = _Target(scheme, linears, torch.cat([weights[linear.weight] for linear in linears]).float())
+        if known is not None and settings.correct_drift and settings.method not in DATA_FREE:
+            weight = corrected_weight(target.weight, known, settings.correction_damping, name=target.name)
+            target = replace(target, weight=weight)
+        yield target
 
 
 def _quantize(
     weight: torch.Tensor,
-    known: GroupStatistics | None,
+    inputs: InputStatistics | None,
     scheme: QuantScheme,
     settings: QuantizeSettings,
     name: str,
     notes: list[str],
 ) -> QuantizedTensor:
-    if settings.method in ("rtn", "smoothquant") or known is None:
+    if settings.method in ("rtn", "smoothquant"):
         return quantize_rtn(weight, None, scheme, name=name)
+    if settings.method == "hqq":
+        return quantize_hqq(weight, inputs, scheme, name=name)
+    if inputs is None:
+        raise InputError(f"{settings.method} needs calibration statistics")
     if settings.method == "awq":
-        return quantize_awq(weight, known.inputs, scheme, settings.awq, name=name)
-    factor = factorize_hessian(known.inputs.hessian, settings.gptq, name=name)
+        return quantize_awq(weight, inputs, scheme, settings.awq, name=name)
+    factor = factorize_hessian(inputs.hessian, settings.gptq, name=name)
     if factor.damping != settings.gptq.damping:
         notes.append(f"{name}: damping raised from {settings.gptq.damping:g} to {factor.damping:g}")
-    return quantize_gptq(weight, known.inputs, scheme, settings.gptq, factor=factor, name=name)
+    if factor.dtype != torch.float32:
+        notes.append(f"{name}: the Hessian was factorized in float64")
+    return quantize_gptq(weight, inputs, scheme, settings.gptq, factor=factor, name=name)
 
 
 def _static_scale(
-    known: GroupStatistics | None, scheme: QuantScheme, settings: QuantizeSettings, name: str
+    inputs: InputStatistics | None, scheme: QuantScheme, settings: QuantizeSettings, name: str
 ) -> float | None:
     if not scheme.is_static:
         return None
-    if known is None:
+    if inputs is None:
         raise InputError(f"{name}: static activations need calibration statistics")
-    return input_scale(known.inputs, scheme, settings.input_percentile, name=name)
+    return input_scale(inputs, scheme, settings.input_percentile, name=name)
 
 
 def _require_possible(method: Method, scheme: QuantScheme) -> None:
@@ -299,7 +343,7 @@ def _learn(
     weights: Weights,
     statistics: BlockObservations,
     settings: QuantizeSettings,
-    seen: Sequence[GroupStatistics | None],
+    seen: Sequence[InputStatistics],
     result: BlockResult,
 ) -> None:
     """Train all linears of `result` together, and tell their errors against the original weights."""
@@ -307,21 +351,21 @@ def _learn(
     pairs = statistics.pairs()
     learned = learn_rounding(run, weights, result.quantized, pairs, settings.signround, seed=layer.index)
     result.quantized.update(learned)
-    for group, known in zip(layer.input_groups, seen, strict=True):
+    for group, inputs in zip(layer.input_groups, seen, strict=True):
         for linear in group:
             if linear.name in learned:
                 weight = weights[linear.weight].float()
                 errors = weight - dequantized(learned[linear.name], torch.float32)
-                result.errors[linear.name] = _relative_error(errors, weight, known, linear.name)
+                result.errors[linear.name] = _relative_error(errors, weight, inputs, linear.name)
 
 
 def _relative_error(
-    errors: torch.Tensor, weight: torch.Tensor, known: GroupStatistics | None, name: str
+    errors: torch.Tensor, weight: torch.Tensor, inputs: InputStatistics | None, name: str
 ) -> float:
-    if known is None:
+    if inputs is None:
         lost, whole = errors.square().sum(), weight.square().sum()
     else:
-        hessian = known.inputs.hessian
+        hessian = inputs.hessian
         lost, whole = ((errors @ hessian) * errors).sum(), ((weight @ hessian) * weight).sum()
     error = float(lost / whole) if float(whole) > 0 else float(lost)
     if not math.isfinite(error):

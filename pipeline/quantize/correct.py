@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 
 from gristmill.calibration.drift import GroupStatistics
+from gristmill.pipeline.quantize.factor import cholesky_in_place
 from gristmill.runtime.errors import ModelError
 
 __all__ = ["corrected_weight"]
@@ -39,9 +40,9 @@ def corrected_weight(
     damped.diagonal().add_(
         damping * max(float(drift.hessian.diagonal().mean()), torch.finfo(torch.float32).tiny)
     )
-    factor, failed = torch.linalg.cholesky_ex(damped)
-    corrected = weight + torch.cholesky_solve(missing.T, factor).T
-    if int(failed) or not torch.isfinite(corrected).all():
+    factor, is_definite = cholesky_in_place(damped)
+    corrected = torch.cholesky_solve(missing.T, factor).T.add_(weight)
+    if not is_definite or not torch.isfinite(corrected).all():
         raise ModelError(
             f"the drift of {name} can't be corrected",
             found=f"a Hessian that is not positive definite with damping {damping:g}",

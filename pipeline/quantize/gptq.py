@@ -8,11 +8,13 @@ without any input keep their nearest codes instead of becoming zero.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from gristmill.calibration.statistics import InputStatistics
+from gristmill.pipeline.quantize.factor import inverse_factor
 from gristmill.pipeline.quantize.grids import Grid, min_max_grid, quantized_tensor, searched_grid
 from gristmill.runtime.errors import InputError, ModelError
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
@@ -27,7 +29,7 @@ class GptqSettings:
     """How GPTQ runs.
 
     damping        added to the Hessian's diagonal, as a part of its mean;
-                   doubled until the Cholesky factorization succeeds
+                   doubled until the Cholesky factorization succeeds, in float64 too
     act_order      visit columns by falling diagonal of the Hessian
     search_grid    choose each grid by the weighted error, not by min and max
     block_columns  columns after which the update reaches the rest of the row;
@@ -48,11 +50,15 @@ class GptqSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HessianFactor:
-    """`upper^T upper` is the inverse of the damped Hessian, its columns in `order` (int64 [K])."""
+    """`upper^T upper` is the inverse of the damped Hessian, its columns in `order` (int64 [K]).
+
+    `dtype` is the number format that found it.
+    """
 
     order: torch.Tensor
     upper: torch.Tensor
     damping: float
+    dtype: torch.dtype = torch.float32
 
 
 def quantize_gptq(
@@ -82,31 +88,44 @@ def factorize_hessian(
 ) -> HessianFactor:
     """The factor that GPTQ works with, of `hessian` float32 [K, K].
 
-    A column that never had an input gets the mean of the diagonal: it neither
-    gives nor takes corrections. Raises ModelError if no damping up to
-    `damping * 2^12` makes the Hessian positive definite.
+    Where float32 finds the damped Hessian not positive definite, float64 tries
+    again, then with twice the damping and so on. A column that never had an
+    input gets the mean of the diagonal: it neither gives nor takes corrections.
+    Raises ModelError if no damping up to `damping * 2^11` helps.
     """
     diagonal = hessian.diagonal()
     mean = float(diagonal.mean())
     if not torch.isfinite(diagonal).all():
         raise ModelError(f"the Hessian of {name} is not finite", found=mean)
-    mean = mean or 1.0
     order = torch.argsort(diagonal, descending=True, stable=True)
     order = order if settings.act_order else torch.arange(len(diagonal))
-    ordered = hessian[order][:, order]
-    ordered.diagonal()[ordered.diagonal() == 0] = mean
-    damping = settings.damping
-    for _ in range(_RETRIES):
-        damped = ordered.clone()
-        damped.diagonal().add_(damping * mean)
-        if (upper := _inverse_factor(damped)) is not None:
-            return HessianFactor(order, upper, damping)
-        damping *= 2
+    for damping, dtype in _attempts(settings.damping):
+        if (upper := inverse_factor(_damped(hessian, order, damping, dtype))) is not None:
+            return HessianFactor(order, upper, damping, dtype)
     raise ModelError(
         f"the Hessian of {name} can't be factorized",
-        found=f"not positive definite with damping {damping / 2:g}",
+        found=f"not positive definite with damping {damping:g}",
         hint="add calibration samples",
     )
+
+
+def _attempts(damping: float) -> Iterator[tuple[float, torch.dtype]]:
+    """Dampings and number formats in the order they are tried."""
+    yield damping, torch.float32
+    yield from ((damping * 2**doubling, torch.float64) for doubling in range(_RETRIES))
+
+
+def _damped(hessian: torch.Tensor, order: torch.Tensor, damping: float, dtype: torch.dtype) -> torch.Tensor:
+    """The damped matrix with its axes in the reverse of `order`, made row by row: it may be large."""
+    mean = float(hessian.diagonal().mean()) or 1.0
+    backwards = order.flip(0)
+    matrix = torch.empty(hessian.shape, dtype=dtype)
+    for row, source in zip(matrix, backwards.tolist(), strict=True):
+        row.copy_(hessian[source][backwards])
+    diagonal = matrix.diagonal()
+    diagonal[diagonal == 0] = mean
+    diagonal.add_(damping * mean)
+    return matrix
 
 
 def gptq_codes(
@@ -134,17 +153,3 @@ def gptq_codes(
     result = torch.empty_like(weight)
     result.T[factor.order] = codes
     return result
-
-
-def _inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
-    """The upper U with U^T U = matrix^-1, or None if the matrix is not positive definite.
-
-    The factor of the matrix with both axes reversed, reversed back, is an upper
-    R with R R^T = matrix; U is its inverse.
-    """
-    lower, failed = torch.linalg.cholesky_ex(matrix.flip(0, 1))
-    if int(failed):
-        return None
-    identity = torch.eye(len(matrix))
-    upper = torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1).contiguous()
-    return upper if torch.isfinite(upper).all() else None

@@ -27,6 +27,7 @@ def quantize_settings(recipe: Recipe, schemes: Mapping[str, QuantScheme | None])
     smoothquant, activations = settings.smoothquant, settings.activations
     return QuantizeSettings(
         method=settings.method,
+        scale_first=settings.scale == "awq",
         schemes=dict(schemes),
         gptq=GptqSettings(**gptq.model_dump()) if gptq else GptqSettings(),
         awq=AwqSettings(**awq.model_dump()) if awq else AwqSettings(),

@@ -64,7 +64,7 @@ def _measure(maker: Maker, model: BuildModel, widths: Sequence[int]) -> Sensitiv
     settings = quantize_settings(maker.recipe, model.schemes)
     return measure_sensitivity(
         model,
-        maker.digest,
+        model.source.digest(),
         maker.samples,
         settings,
         widths,

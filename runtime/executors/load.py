@@ -90,7 +90,7 @@ def _open_reference(folder: EngineFolder) -> OpenedEngine:
             raise UnsupportedError(
                 "the reference engine needs torch", hint='install it with: pip install "gristmill[build]"'
             ) from error
-        return ReferenceExecutor(checkpoint, cache, options.compute)
+        return ReferenceExecutor(checkpoint, cache, options.compute, streamed=folder.streamed)
 
     modes = EngineModes("reference", ("bfloat16", "float32"), get_args(KVDtype))
     return OpenedEngine(checkpoint.plan, modes, weight_bytes, load)

@@ -41,6 +41,17 @@ def test_a_killed_build_resumes_to_the_digest_of_an_uninterrupted_one(
     assert command.json("build", recipe)["digest"] == uninterrupted
 
 
+def test_a_kill_during_gptq_of_the_last_layer_loses_only_that_layer(
+    command, recipe, uninterrupted: str
+) -> None:
+    killed = command.stop_when("stages/quantize/*.partial/layer-00001.*", signal.SIGKILL, "build", recipe)
+    assert killed.returncode == -signal.SIGKILL
+    assert not any(command.store.glob("stages/quantize/*.partial/layer-00002.*"))
+    again = command.run("build", recipe)
+    assert "continuing behind layer 2 of 3" in again.stderr
+    assert uninterrupted in again.stdout
+
+
 def test_an_interrupt_says_that_nothing_is_lost_and_the_next_build_continues(
     command, recipe, uninterrupted: str
 ) -> None:

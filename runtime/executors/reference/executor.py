@@ -21,7 +21,7 @@ from gristmill.runtime.executors.reference.blocks import (
 )
 from gristmill.runtime.executors.reference.kv_twin import KV_STORAGE
 from gristmill.runtime.executors.reference.paged import LayerCache, StepLayout, lay_out, paged_attention
-from gristmill.runtime.executors.reference.weights import WeightSource, load_weights
+from gristmill.runtime.executors.reference.weights import StreamedWeights, WeightSource, load_weights
 from gristmill.runtime.executors.step_check import check_batch, check_copies
 from gristmill.runtime.kv_scales import KVScales, with_scales
 from gristmill.runtime.model_plan import ModelPlan, RopePlan
@@ -41,7 +41,14 @@ class ReferenceExecutor:
     scheme, that it does not have.
     """
 
-    def __init__(self, checkpoint: WeightSource, cache: KVCacheConfig, compute: Compute = "bfloat16") -> None:
+    def __init__(
+        self,
+        checkpoint: WeightSource,
+        cache: KVCacheConfig,
+        compute: Compute = "bfloat16",
+        *,
+        streamed: bool = False,
+    ) -> None:
         self._dtype = _lookup("compute dtype", compute, _COMPUTE)
         _lookup("KV cache dtype", cache.dtype, KV_STORAGE)
         if cache.num_blocks < 1 or cache.block_size < 1:
@@ -60,7 +67,8 @@ class ReferenceExecutor:
             kernels={"linear": "torch", "attention": with_scales("torch", scales)},
             kv_scales=scales,
         )
-        self._weights = load_weights(checkpoint, self._dtype)
+        weights = StreamedWeights if streamed else load_weights
+        self._weights: Mapping[str, torch.Tensor] = weights(checkpoint, self._dtype)
         self._schemes = checkpoint.schemes
         self._layers = [
             _empty_cache(self._plan, index, cache, scales) for index in range(len(self._plan.layers))
@@ -97,7 +105,7 @@ class ReferenceExecutor:
 
     def close(self) -> None:
         """Give the memory back; the executor can't be used afterwards."""
-        self._weights.clear()
+        self._weights = {}
         self._layers.clear()
 
     def _hidden(self, layout: StepLayout) -> torch.Tensor:

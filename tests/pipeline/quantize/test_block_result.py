@@ -241,6 +241,16 @@ def test_a_calibrated_block_is_nearer_to_the_original_than_rtn(
     assert lost_part(weights, found) < lost_part(weights, rtn)
 
 
+def test_gptq_rounds_what_awq_has_scaled_before(
+    weights: dict[str, torch.Tensor], observations: Observations
+) -> None:
+    settings = replace(settings_for("gptq"), scale_first=True)
+    found = quantize_block(LAYER, weights, observations, settings)
+    assert f"{LAYER.input_norm.name}.weight" in found.dense
+    alone = quantize_block(LAYER, weights, None, settings_for("hqq"))
+    assert lost_part(weights, found) < lost_part(weights, alone)
+
+
 @one_by_one
 def test_each_group_is_observed_behind_the_earlier_ones_as_served(
     weights: dict[str, torch.Tensor], observations: Observations, method: Method
@@ -282,10 +292,11 @@ def test_without_statistics_the_error_is_relative_to_the_weight(weights: dict[st
 def test_raised_damping_is_noted_by_name(
     weights: dict[str, torch.Tensor], statistics_of: StatisticsOf
 ) -> None:
-    settings = replace(settings_for("gptq"), gptq=GptqSettings(damping=1e-8))
+    settings = replace(settings_for("gptq"), gptq=GptqSettings(damping=1e-18))
     result = quantize_block(LAYER, weights, Altered(statistics_of, torch.ones(64, 64)), settings)
-    raised = f"{name_of('o_proj')}: damping raised from 1e-08"
+    raised = f"{name_of('o_proj')}: damping raised from 1e-18"
     assert any(note.startswith(raised) for note in result.notes)
+    assert f"{name_of('o_proj')}: the Hessian was factorized in float64" in result.notes
 
 
 def test_damping_that_suffices_is_not_noted(

@@ -145,8 +145,14 @@ def test_damping_is_kept_where_it_suffices(statistics_of: StatisticsOf) -> None:
     assert factor.damping == 0.03
 
 
+def test_a_hessian_that_float32_finds_indefinite_is_factorized_in_float64_with_the_same_damping() -> None:
+    factor = factorize_hessian(torch.ones(COLUMNS, COLUMNS), GptqSettings(damping=1e-8))
+    assert (factor.damping, factor.dtype) == (1e-8, torch.float64)
+    assert factor.upper.dtype == torch.float32
+
+
 def test_damping_is_doubled_until_a_singular_hessian_can_be_factorized() -> None:
-    settings = GptqSettings(damping=1e-8)
+    settings = GptqSettings(damping=1e-18)
     factor = factorize_hessian(torch.ones(COLUMNS, COLUMNS), settings)
     doublings = np.log2(factor.damping / settings.damping)
     assert doublings >= 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gristmill.runtime.errors import ModelError, UnsupportedError
-from gristmill.runtime.executors.reference.weights import dequantize, load_weights
+from gristmill.runtime.executors.reference.weights import StreamedWeights, dequantize, load_weights
 from gristmill.runtime.scheme import ActivationScheme, QuantizedTensor, QuantScheme
 
 Shape = tuple[int, int]
@@ -29,6 +29,7 @@ def random_quantized(scheme: QuantScheme, shape: Shape, *, act_order: bool = Fal
         if scheme.symmetric
         else rng.integers(0, scheme.max_code + 1, groups, dtype=np.uint8),
         group_index=index,
+        input_scale=0.5 if scheme.is_static else None,
     )
 
 
@@ -62,6 +63,24 @@ def test_a_tied_head_takes_no_memory_of_its_own(tiny_model: Callable[[str], Any]
 def test_every_tensor_of_the_plan_is_loaded_once(family: str, tiny_model: Callable[[str], Any]) -> None:
     source = tiny_model(family).weights
     assert sorted(load_weights(source, torch.bfloat16)) == sorted(source.plan.tensor_shapes())
+
+
+def test_streamed_weights_are_those_that_are_held(family: str, tiny_model: Callable[[str], Any]) -> None:
+    source = tiny_model(family).weights
+    held, streamed = load_weights(source, torch.bfloat16), StreamedWeights(source, torch.bfloat16)
+    assert set(streamed) == set(held)
+    assert all(torch.equal(streamed[name], tensor) for name, tensor in held.items())
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_streamed_weights_are_dequantized_as_held_ones(
+    tiny_model: Callable[[str], Any], static: bool
+) -> None:
+    activation = ActivationScheme("int", 8, "tensor" if static else "token", dynamic=not static)
+    source = quantized_up(tiny_model, QuantScheme(8, -1, symmetric=True, activation=activation))
+    held, streamed = load_weights(source, torch.float32), StreamedWeights(source, torch.float32)
+    assert len(streamed) == len(held)
+    assert all(torch.equal(streamed[name], tensor) for name, tensor in held.items())
 
 
 def quantized_up(tiny_model: Callable[[str], Any], scheme: QuantScheme) -> Any:

@@ -1,0 +1,102 @@
+"""The rows of the quality benchmark: settings, the peers' figures, and the limits on the ratios."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["QUICK_ROWS", "ROWS", "Peer", "Row"]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer's figures on the same tokens; times on two threads."""
+
+    tool: str
+    kl_wiki: float
+    kl_chat: float
+    perplexity: float
+    top1: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting, with the largest ratios to the peer's KL on wikitext and time that are accepted.
+
+    `bits` is a width for all weights, or, with a fraction, a budget of bits a weight for a search.
+    `more` are further keys of the recipe's quantize block.
+    """
+
+    name: str
+    method: str
+    symmetric: bool
+    peer: Peer | None
+    kl_limit: float | None = 1.0
+    time_limit: float | None = 0.5
+    scheme: str | None = None
+    bits: float = 4
+    more: str = ""
+
+    @property
+    def quantize(self) -> str:
+        """The recipe's quantize block; weights only in groups of 64 unless a scheme is named."""
+        if self.bits != 4:
+            rest = f"symmetric: {str(self.symmetric).lower()}, group_size: 64, method: {self.method}"
+            search = "" if self.bits % 1 == 0 else f", search: {{budget: {{bits_per_weight: {self.bits}}}}}"
+            return f"bits: {int(self.bits)}, {rest}{search}"
+        if self.scheme is not None:
+            return f"scheme: {self.scheme}, method: {self.method}"
+        scheme = f"W4A16{'' if self.symmetric else '_ASYM'}"
+        return f"scheme: {scheme}, group_size: 64, method: {self.method}{self.more}"
+
+
+# Both quantized the model after a rescaling of its channels that leaves its function as it is. The limit
+# is what they lose over wikitext and chat together, 0.023 and 0.029.
+SMOOTHQUANT = Peer("llmcompressor 0.14.0.1", 0.0183, 0.0277, 20.56, 0.919, 63)
+FLOAT8 = Peer("float8 by hand", 0.0249, 0.0333, 20.64, 0.907, 1)
+
+PLAIN_ASYM = Peer("plain rounding", 0.282, 0.365, 24.90, 0.709, 0.14)
+OURS_GPTQ = Peer("GPTQ asym alone", 0.093, 0.069, 22.04, 0.850, 55)
+"""Our own row of the same name without rotation or scaling."""
+
+ROWS = (
+    Row("GPTQ sym", "gptq", True, Peer("gptqmodel 7.6.0", 0.232, 0.249, 25.15, 0.749, 125)),
+    Row("GPTQ asym", "gptq", False, Peer("llmcompressor 0.14.0.1", 0.159, 0.185, 24.32, 0.788, 119)),
+    Row("GPTQ asym rotated", "gptq", False, OURS_GPTQ, None, None, more=", rotate: hadamard"),
+    Row("GPTQ asym scaled", "gptq", False, OURS_GPTQ, None, None, more=", scale: awq"),
+    Row("HQQ asym", "hqq", False, PLAIN_ASYM, None, None),
+    Row("AWQ asym", "awq", False, Peer("llmcompressor 0.14.0.1", 0.151, 0.174, 24.19, 0.792, 456)),
+    Row(
+        "SignRound sym",
+        "signround",
+        True,
+        Peer("auto-round 0.16.1", 0.117, 0.073, 22.79, 0.838, 818),
+        kl_limit=0.105 / 0.117,
+        time_limit=1.0,
+    ),
+    Row(
+        "SignRound asym",
+        "signround",
+        False,
+        Peer("auto-round 0.16.1", 0.097, 0.069, 22.55, 0.843, 787),
+        kl_limit=0.088 / 0.097,
+        time_limit=1.0,
+    ),
+    Row(
+        "W8A8 SmoothQuant",
+        "smoothquant",
+        True,
+        SMOOTHQUANT,
+        kl_limit=0.023 / 0.0183,
+        time_limit=None,
+        scheme="W8A8",
+    ),
+    Row("FP8 dynamic", "rtn", True, FLOAT8, kl_limit=0.029 / 0.0249, time_limit=None, scheme="FP8_DYNAMIC"),
+    Row("RTN sym", "rtn", True, Peer("plain rounding", 0.401, 0.474, 28.53, 0.674, 0.14), None, None),
+    Row("RTN asym", "rtn", False, PLAIN_ASYM, None, None),
+    Row("Mixed 4.5 bits", "gptq", False, None, bits=4.5),
+    Row("Mixed: uniform 4 bits", "gptq", False, None),
+    Row("Mixed: uniform 5 bits", "gptq", False, None, bits=5),
+    Row("Mixed: uniform 6 bits", "gptq", False, None, bits=6),
+)
+QUICK_ROWS = ("GPTQ asym", "RTN asym")
