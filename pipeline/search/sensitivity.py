@@ -68,9 +68,9 @@ def layer_losses(
     """The loss of each of a layer's `units` at each of `widths`, rising, in nats a token.
 
     `inputs` holds the statistics of the layer's input groups, `weights` the
-    original's block in float32. Units are rounded by GPTQ, or to nearest for methods without
-    data; errors at other widths are those of
-    rounding to nearest. Raises ModelError, naming the linear, for what isn't finite.
+    original's block in float32. Units are rounded by GPTQ, or to nearest for
+    methods without data; errors at other widths are those of rounding to
+    nearest. Raises ModelError, naming the linear, for what isn't finite.
     """
     known = _Original(layer, inputs)
     losses = []
