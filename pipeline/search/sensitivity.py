@@ -26,6 +26,8 @@ from gristmill.runtime.model_plan import LayerPlan
 
 __all__ = ["layer_losses"]
 
+_DATA_FREE = ("rtn", "hqq")
+
 GroupInputs = Mapping[tuple[str, ...], InputStatistics]
 
 
@@ -66,9 +68,9 @@ def layer_losses(
     """The loss of each of a layer's `units` at each of `widths`, rising, in nats a token.
 
     `inputs` holds the statistics of the layer's input groups, `weights` the
-    original's block in float32. Units are rounded by GPTQ, whatever method will follow, or
-    to nearest if that is the method; errors at other widths are those of
-    rounding to nearest. Raises ModelError, naming the linear, for what isn't finite.
+    original's block in float32. Units are rounded by GPTQ, or to nearest for
+    methods without data; errors at other widths are those of rounding to
+    nearest. Raises ModelError, naming the linear, for what isn't finite.
     """
     known = _Original(layer, inputs)
     losses = []
@@ -83,7 +85,7 @@ def layer_losses(
 def _alone(unit: Unit, bits: int, settings: QuantizeSettings) -> QuantizeSettings:
     """Settings that quantize `unit` alone."""
     schemes = {linear.name: settings.schemes[linear.name] for linear in unit.linears}
-    method: Method = "rtn" if settings.method == "rtn" else "gptq"
+    method: Method = "rtn" if settings.method in _DATA_FREE else "gptq"
     return replace(settings, method=method, schemes=with_widths(schemes, [unit], [bits]))
 
 

@@ -144,7 +144,7 @@ def _measure(
             progress.skip(1)
         else:
             own = [unit for unit in units if unit.layer == layer.index]
-            inputs = walk.observe(layer, weights)
+            inputs = walk.observe(layer, weights) if own else {}
             full = {name: tensor.float() for name, tensor in weights.items()}
             losses = layer_losses(layer, own, full, inputs, settings, widths, gradients)
             rows = tuple(
