@@ -13,6 +13,7 @@ from gristmill.calibration.batches import BATCH_TOKENS, Batch, make_batches
 from gristmill.calibration.blocks import load_tensor
 from gristmill.calibration.streams import run_block
 from gristmill.runtime.executors.reference.blocks import causal_attention
+from gristmill.runtime.executors.reference.kv_twin import hadamard
 from gristmill.runtime.executors.reference.linears import UNQUANTIZED, Schemes, Weights
 from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, ModelPlan
 from gristmill.runtime.sources.base import ModelSource
@@ -22,7 +23,11 @@ __all__ = ["KVPeaks", "kv_peaks"]
 
 @dataclass(frozen=True, slots=True)
 class KVPeaks:
-    """The largest magnitude of one layer's keys, after the rotary embedding, and values, by KV head."""
+    """The largest magnitude of one layer's keys, after the rotary embedding, and values, by KV head.
+
+    Of keys both as they are, which is how other engines store them, and turned
+    by `hadamard`, as this product's cache does.
+    """
 
     keys: tuple[float, ...]
     values: tuple[float, ...]
@@ -66,7 +71,7 @@ class _Recorder:
     def __call__(
         self, plan: AttentionPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        for name, x in (("keys", k), ("values", v)):
+        for name, x in (("keys", k), ("keys", hadamard(k)), ("values", v)):
             assert self.batch is not None
             peaks = self.batch.rows(x).float().abs().amax(dim=(0, -1))
             self.found[name] = torch.maximum(self.found.get(name, peaks), peaks)

@@ -1,4 +1,4 @@
-"""The peaks of keys and values are those that transformers keeps in its cache, for real tokens only."""
+"""The peaks of keys and values are those of what transformers has in its cache, for real tokens only."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gristmill.calibration.blocks import load_block
 from gristmill.calibration.kv_peaks import KVPeaks, kv_peaks
 from gristmill.pipeline.kv_calibration import kv_scales_of
 from gristmill.runtime.architectures import plan_model
+from gristmill.runtime.executors.reference.kv_twin import hadamard
 from gristmill.runtime.executors.reference.linears import Weights
 from gristmill.runtime.model_plan import LayerPlan
 from gristmill.runtime.sources.hf_folder import HfFolder
@@ -21,7 +22,7 @@ SEQUENCES = ([5, 900, 17, 40], [8, 3, 77, 21, 9, 1000, 4], [6])
 PEAKS = KVPeaks((448.0, 448.0 * 0.3), (0.0, 1.0))
 
 
-def test_they_are_those_of_the_cache_of_transformers(tiny_llama: Path) -> None:
+def test_they_are_those_of_the_cache_of_transformers_as_it_is_and_rotated(tiny_llama: Path) -> None:
     source = HfFolder(tiny_llama)
 
     def served(layer: LayerPlan, dtype: torch.dtype) -> Weights:
@@ -32,9 +33,14 @@ def test_they_are_those_of_the_cache_of_transformers(tiny_llama: Path) -> None:
     with torch.no_grad():
         caches = [model(torch.tensor([tokens]), use_cache=True).past_key_values for tokens in SEQUENCES]
     for index, peaks in enumerate(found):
-        for name, values in (("keys", peaks.keys), ("values", peaks.values)):
-            each = [getattr(cache.layers[index], name).abs().amax(dim=(0, 2, 3)) for cache in caches]
-            np.testing.assert_allclose(values, torch.stack(each).amax(dim=0), rtol=1e-4)
+        keys = [cache.layers[index].keys for cache in caches]
+        values = [cache.layers[index].values for cache in caches]
+        np.testing.assert_allclose(peaks.keys, most([*keys, *map(hadamard, keys)]), rtol=1e-4)
+        np.testing.assert_allclose(peaks.values, most(values), rtol=1e-4)
+
+
+def most(cached: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([x.abs().amax(dim=(0, 2, 3)) for x in cached]).amax(dim=0)
 
 
 @pytest.mark.parametrize(("share", "keys"), [("tensor", (1.0,)), ("head", (1.0, 0.30078125))])

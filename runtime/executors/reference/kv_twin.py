@@ -14,7 +14,7 @@ import torch
 from gristmill.runtime.executors.base import KVDtype
 from gristmill.runtime.kv_scales import FLOAT8_MOST
 
-__all__ = ["KV_STORAGE", "keys_through_cache", "values_through_cache"]
+__all__ = ["KV_STORAGE", "hadamard", "keys_through_cache", "values_through_cache"]
 
 KV_STORAGE: Mapping[KVDtype, torch.dtype] = MappingProxyType(
     {
@@ -32,26 +32,43 @@ _INT8_MOST = 127
 _INT4_MOST = 7
 
 
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """The last axis times the orthonormal Hadamard matrix (Sylvester's), which is its own inverse.
+
+    If its size is no power of two, in blocks of the largest one that divides it.
+    """
+    size = x.shape[-1]
+    block, half = size & -size, 1
+    while half < block:
+        first, second = x.unflatten(-1, (-1, 2, half)).unbind(-2)
+        x = torch.stack((first + second, first - second), dim=-2).flatten(-3)
+        half *= 2
+    return x * block**-0.5
+
+
 def keys_through_cache(x: torch.Tensor, dtype: KVDtype, scales: torch.Tensor) -> torch.Tensor:
     """Keys [tokens, KV, D] as they come out of a cache in `dtype`, in `KV_STORAGE[dtype]`.
 
     `scales` [KV] are those of FP8: stored = number / scale. Integers have one
     scale a token and head, its largest magnitude over the largest code. Keys of
-    an int4 cache have eight bits.
+    an int4 cache have eight bits. Quantized keys are stored rotated (QuaRot,
+    arXiv 2404.00456, section 4) and come out turned back, which stands for
+    queries that are rotated too.
     """
-    return _rounded(x, _INT8_MOST) if dtype in ("int8", "int4") else _as_floats(x, dtype, scales)
+    if dtype not in ("fp8", "int8", "int4"):
+        return x.to(KV_STORAGE[dtype])
+    rotated = hadamard(x.float())
+    return hadamard(_as_float8(rotated, scales) if dtype == "fp8" else _rounded(rotated, _INT8_MOST))
 
 
 def values_through_cache(x: torch.Tensor, dtype: KVDtype, scales: torch.Tensor) -> torch.Tensor:
     """Values likewise; those of an int4 cache have four bits."""
     if dtype in ("int8", "int4"):
         return _rounded(x, _INT8_MOST if dtype == "int8" else _INT4_MOST)
-    return _as_floats(x, dtype, scales)
+    return _as_float8(x, scales) if dtype == "fp8" else x.to(KV_STORAGE[dtype])
 
 
-def _as_floats(x: torch.Tensor, dtype: KVDtype, scales: torch.Tensor) -> torch.Tensor:
-    if dtype != "fp8":
-        return x.to(KV_STORAGE[dtype])
+def _as_float8(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     by_head = scales[:, None]
     stored = (x.float() / by_head).clamp(-FLOAT8_MOST, FLOAT8_MOST).to(torch.float8_e4m3fn)
     return stored.float() * by_head

@@ -48,4 +48,6 @@ KvLayout make_kv_layout(KvType type, int head_dim, float key_scale, float value_
   return layout;
 }
 
+bool rotates_keys(KvType type) { return type == KvType::fp8 || type == KvType::int8 || type == KvType::int4; }
+
 }  // namespace gristmill

@@ -1,4 +1,5 @@
 // The step's attention: keys and values into the cache, then passes over the block tables.
+#include "hadamard.hpp"
 #include "step.hpp"
 
 #include <algorithm>
@@ -6,11 +7,12 @@
 
 namespace gristmill {
 
-// Queries and keys are normed and rotated in place; keys and values go into their units. All of a
-// step's tokens are appended before any of them attends.
+// Queries and keys are normed and rotated in place, for a quantized cache a second time; keys and values
+// go into their units. All of a step's tokens are appended before any of them attends.
 void Step::append(int thread, int index) {
   const Attention& attention = model_.layers[index].attention;
   const int dim = attention.head_dim, heads = attention.num_heads, kv_heads = attention.num_kv_heads;
+  const bool turned = rotates_keys(cache_.layout(index, 0).type);
   int64_t angles_start = 0;
   for (int i = 0; i < attention.rope; ++i) {
     angles_start += batch_->input.tokens * 2 * static_cast<int64_t>(model_.ropes[i].inv_freq.size());
@@ -25,6 +27,7 @@ void Step::append(int thread, int index) {
         const Norm& norm = h < heads ? attention.q_norm : attention.k_norm;
         if (norm.weight != nullptr) kernels_.rms_norm(row + h * dim, norm.weight, norm.eps, dim, row + h * dim);
         if (half > 0) kernels_.rotate(row + h * dim, cos, cos + half, 2 * half);
+        if (turned) hadamard(row + h * dim, dim);
       }
       const float* key = row + heads * dim;
       const float* value = key + kv_heads * dim;
