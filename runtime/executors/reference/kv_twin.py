@@ -38,11 +38,12 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
     If its size is no power of two, in blocks of the largest one that divides it.
     """
     size = x.shape[-1]
-    block, half = size & -size, 1
-    while half < block:
+    block = size & -size
+    half = block // 2
+    while half > 0:
         first, second = x.unflatten(-1, (-1, 2, half)).unbind(-2)
         x = torch.stack((first + second, first - second), dim=-2).flatten(-3)
-        half *= 2
+        half //= 2
     return x * block**-0.5
 
 
