@@ -41,9 +41,10 @@ from tests.tiny_checkpoints import quantize_source
 
 Random = Callable[..., QuantizedTensor]
 
-W8A8 = QuantScheme(8, -1, True, activation=ActivationScheme("int", 8, "token", dynamic=True))
-W4A8 = QuantScheme(4, 32, True, activation=W8A8.activation)
-W4A8_CHANNEL = QuantScheme(4, -1, True, activation=W8A8.activation)
+TOKEN = ActivationScheme("int", 8, "token", dynamic=True)
+W8A8 = QuantScheme(8, -1, True, activation=TOKEN)
+W4A8 = QuantScheme(4, 32, True, activation=TOKEN)
+W4A8_CHANNEL = QuantScheme(4, -1, True, activation=TOKEN)
 W8A8_STATIC = QuantScheme(8, -1, True, activation=ActivationScheme("int", 8, "tensor", dynamic=False))
 FP8_DYNAMIC = QuantScheme(
     8, -1, True, "float", activation=ActivationScheme("float", 8, "token", dynamic=True)
@@ -176,8 +177,8 @@ def test_a_stored_input_scale_that_is_no_scale_is_refused(value: float, random_q
     ("scheme", "expected"),
     [
         (replace(W8A8, bits=5), "4 bits, or 8 with one scale a row"),
-        (replace(W4A8, activation=replace(W4A8.activation, bits=4)), "inputs of 8 bits"),
-        (replace(W4A8, activation=replace(W4A8.activation, granularity="group")), "inputs in groups for"),
+        (replace(W4A8, activation=replace(TOKEN, bits=4)), "inputs of 8 bits"),
+        (replace(W4A8, activation=replace(TOKEN, granularity="group")), "inputs in groups for"),
         (replace(W8A8, activation=FP8_DYNAMIC.activation), "of the weights' type"),
         (replace(W8A8, group_size=32), "one scale a row"),
         (replace(W8A8, symmetric=False), "no zero points"),
