@@ -1,4 +1,4 @@
-"""KL of models beside each other: a mixed one on the curve of uniform ones, the best at a width beside RTN."""
+"""KL of models beside each other: a mixed one on the uniform curve, the best at a width beside RTN."""
 
 from __future__ import annotations
 
