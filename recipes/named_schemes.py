@@ -16,6 +16,7 @@ SchemeName = Literal[
     "W4A16_ASYM",
     "W8A16",
     "W8A16_ASYM",
+    "W4A8",
     "W8A8",
     "FP8",
     "FP8_DYNAMIC",
@@ -46,15 +47,16 @@ class NamedScheme:
         return self.type == "int" and self.activation is None
 
 
+_INT8_TOKENS = ActivationScheme("int", 8, "token", dynamic=True)
+
 NAMED_SCHEMES: Mapping[SchemeName, NamedScheme] = MappingProxyType(
     {
         "W4A16": NamedScheme(4, True),
         "W4A16_ASYM": NamedScheme(4, False),
         "W8A16": NamedScheme(8, True),
         "W8A16_ASYM": NamedScheme(8, False),
-        "W8A8": NamedScheme(
-            8, True, -1, activation=ActivationScheme("int", 8, "token", dynamic=True), may_be_static=True
-        ),
+        "W4A8": NamedScheme(4, True, activation=_INT8_TOKENS),
+        "W8A8": NamedScheme(8, True, -1, activation=_INT8_TOKENS, may_be_static=True),
         "FP8": NamedScheme(8, True, -1, "float", ActivationScheme("float", 8, "tensor", dynamic=False)),
         "FP8_DYNAMIC": NamedScheme(8, True, -1, "float", ActivationScheme("float", 8, "token", dynamic=True)),
         "FP8_BLOCK": NamedScheme(8, True, 128, "float", ActivationScheme("float", 8, "group", dynamic=True)),

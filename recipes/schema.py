@@ -349,3 +349,5 @@ def _require_exportable(target: str, info: ValidationInfo) -> None:
     if widths != {4}:
         found = ", ".join(map(str, sorted(widths - {4})))
         raise refusal("compressed-tensors, or 4 bits everywhere", found=f"awq for {found} bits")
+    if quantize.type != "int" or quantize.activation is not None:
+        raise refusal("compressed-tensors", found=f"awq, which does not hold {quantize.scheme}")

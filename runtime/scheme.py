@@ -122,9 +122,13 @@ class QuantScheme:
         return self.group_size if self.type == "float" and self.group_size != -1 else 1
 
     def bits_per_weight(self, in_features: int) -> float:
-        """Stored bits a weight: code, scale and (asymmetric) zero point."""
+        """Stored bits a weight: code, scale and (asymmetric) zero point.
+
+        Where inputs are quantized too, a code takes a whole byte: engines pack it as they load it.
+        """
+        code = self.bits if self.activation is None else 8
         overhead = _SCALE_BITS[self.scale_dtype] + (0 if self.symmetric else self.bits)
-        return self.bits + overhead * self.num_groups(in_features) / in_features / self.group_rows
+        return code + overhead * self.num_groups(in_features) / in_features / self.group_rows
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form used in manifests and engine plans."""

@@ -20,6 +20,7 @@ from gristmill.pipeline.report.evidence import (
     DataSet,
     LayerErrors,
     Measured,
+    TaskScore,
     read_data_mix,
     read_layer_errors,
     read_measured,
@@ -43,13 +44,15 @@ class ReportData:
     """What is known of an artifact.
 
     `engine` is the one that its quality is told by, None where nothing was validated; `data` maps engines
-    to their data sets, `modes` to their proofs in each number format. `missing` says, a sentence each,
+    to their data sets, `tasks` those that ran tasks to their scores by task, `modes` to their proofs in
+    each number format. `missing` says, a sentence each,
     what can't be shown and why.
     """
 
     artifact: Artifact
     engine: str | None
     data: Mapping[str, tuple[DataSet, ...]]
+    tasks: Mapping[str, Mapping[str, TaskScore]]
     modes: Mapping[str, tuple[ModeProof, ...]]
     builds: Builds
     layers: LayerErrors | None
@@ -88,6 +91,7 @@ def collect(store: Store, artifact: Artifact) -> ReportData:
         artifact=artifact,
         engine=engine,
         data={name: found.data for name, found in measured.items() if found is not None},
+        tasks={name: found.tasks for name, found in measured.items() if found is not None and found.tasks},
         modes=_modes(artifact),
         builds=comparable_builds(store, artifact),
         layers=layers,
@@ -109,6 +113,10 @@ def report_json(data: ReportData) -> dict[str, Any]:
         "gates": [asdict(gate) for gate in data.artifact.manifest.gates],
         "measured_on": data.engine,
         "data": {engine: [asdict(row) for row in rows] for engine, rows in data.data.items()},
+        "tasks": {
+            engine: {task: asdict(score) for task, score in scores.items()}
+            for engine, scores in data.tasks.items()
+        },
         "modes": {engine: [asdict(mode) for mode in modes] for engine, modes in data.modes.items()},
         "builds": asdict(data.builds),
         "layers": asdict(data.layers) if data.layers else None,

@@ -5,13 +5,13 @@ report/widths.json                how much each unit of linears loses at each wi
 report/data.json                  what calibration and validation read
 report/experts.json               how many calibration tokens each expert saw, of a mixture
 report/outliers.json              outlier channels of the original, behind each layer
-report/validation-<engine>.json   every data set by itself, and the worst passages
+report/validation-<engine>.json   every data set by itself, the worst passages, and tasks
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
@@ -25,6 +25,7 @@ from gristmill.artifacts.strict_json import parse_canonical, to_canonical
 from gristmill.pipeline.quantize.coverage import ExpertCoverage
 from gristmill.pipeline.report.mix import DataMix
 from gristmill.pipeline.search.widths import WidthChoice
+from gristmill.pipeline.validate.differences import Difference
 from gristmill.pipeline.validate.outliers import LayerOutliers
 from gristmill.pipeline.validate.worst import Passage
 from gristmill.runtime.errors import ArtifactError
@@ -34,6 +35,7 @@ __all__ = [
     "DataSet",
     "LayerErrors",
     "Measured",
+    "TaskScore",
     "read_coverage",
     "read_data_mix",
     "read_layer_errors",
@@ -81,11 +83,26 @@ class DataSet:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskScore:
+    """A task on one engine: the mean of each metric over its items, `metric` the main one.
+
+    `original` is how that differs from the original model's, None where it was not asked.
+    """
+
+    metric: str
+    items: int
+    truncated: int
+    values: Mapping[str, float]
+    original: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """What one engine's validation found; older artifacts have no `worst`."""
+    """What one engine's validation found; older artifacts have no `worst` and no `tasks`."""
 
     data: tuple[DataSet, ...]
     worst: tuple[Passage, ...] = ()
+    tasks: Mapping[str, TaskScore] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

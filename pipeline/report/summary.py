@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gristmill.pipeline.report.data import ReportData
+from gristmill.pipeline.report.evidence import TaskScore
 from gristmill.pipeline.report.mix import mix_warnings
 from gristmill.pipeline.worst_linears import worst_linears
 from gristmill.runtime.units import human_bytes
@@ -29,6 +30,8 @@ def summary(data: ReportData) -> dict[str, str]:
             f"perplexity {result.perplexity.base:.2f} -> {result.perplexity.quantized:.2f}, "
             f"top-1 {result.top1_agreement:.1%}"
         )
+    for engine, scores in data.tasks.items():
+        lines[f"tasks on {engine}"] = ", ".join(_task(task, score) for task, score in scores.items())
     if data.passed is not None:
         gates = ", ".join(f"{gate.metric} {gate.value:.4g} ({gate.limit})" for gate in manifest.gates)
         lines["gates"] = f"{'passed' if data.passed else 'FAILED'}: {gates}"
@@ -47,3 +50,10 @@ def summary(data: ReportData) -> dict[str, str]:
     if data.missing:
         lines["not known"] = " ".join(data.missing)
     return lines
+
+
+def _task(name: str, score: TaskScore) -> str:
+    value = f"{score.values[score.metric]:.4g}"
+    if score.original is None:
+        return f"{name} {value}"
+    return f"{name} {score.original.base:.4g} -> {value} ({score.original.verdict})"

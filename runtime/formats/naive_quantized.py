@@ -1,12 +1,12 @@
 """The compressed-tensors formats that store a weight in a byte: `int-`, `float-` and `naive-quantized`.
 
     {name}.weight        int8 or float8_e4m3fn [N, K]
-    {name}.weight_scale  [N, 1], for blocks [ceil(N/size), K/size], in the scheme's scale dtype
+    {name}.weight_scale  [N, G], for blocks [ceil(N/size), K/size], in the scheme's scale dtype
     {name}.input_scale   [1] in the scale dtype; static activations only
 
-`W[n, k] = weight[n, k] * scale`. int8 holds our unsigned code less 128. Blocks
-of the last rows may be cut off. Engines quantize the layer's input as
-`quantization_config` says.
+`W[n, k] = weight[n, k] * scale`. int8 holds our unsigned code less its midpoint,
+also where that takes 4 bits (W4A8): these formats do not pack. Blocks of the last
+rows may be cut off. Engines quantize the layer's input as `quantization_config` says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ __all__ = ["decode_bytes", "encode_bytes", "format_name", "layout_bytes"]
 
 _INT8 = np.dtype(np.int8)
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
-_SIGN = np.uint8(0x80)
 _NAN = np.uint8(0x7F)
 """The only float8 (E4M3) that is not a number, but for its sign."""
 
@@ -58,7 +57,8 @@ def encode_bytes(name: str, tensor: QuantizedTensor, scale_dtype: np.dtype[Any])
     """The stored tensors. Raises UnsupportedError for what engines do not read in these formats."""
     scheme = tensor.scheme
     _check_storable(name, tensor)
-    weight = tensor.codes.view(_FLOAT8) if scheme.type == "float" else (tensor.codes ^ _SIGN).view(_INT8)
+    is_float, midpoint = scheme.type == "float", np.uint8(scheme.midpoint)
+    weight = tensor.codes.view(_FLOAT8) if is_float else (tensor.codes - midpoint).view(_INT8)
     scales = np.ascontiguousarray(tensor.scales[:: scheme.group_rows])
     tensors: dict[str, Tensor] = {
         f"{name}.weight": weight,
@@ -79,7 +79,10 @@ def decode_bytes(name: str, load: Load, scheme: QuantScheme, scale_dtype: np.dty
     weight, scales, *inputs = load_pieces(load, layout)
     codes: NDArray[np.uint8] = weight.view(np.uint8)
     if scheme.type == "int":
-        codes = codes ^ _SIGN
+        codes = codes + np.uint8(scheme.midpoint)
+        if (most := codes.max(initial=0)) > scheme.max_code:
+            expected = f"signed integers of {scheme.bits} bits"
+            raise ModelError(f"tensor {name}.weight", found=int(most) - scheme.midpoint, expected=expected)
     elif ((codes & _NAN) == _NAN).any():
         raise ModelError(f"tensor {name}.weight", found="NaN", expected="finite weights")
     spread = np.repeat(scales.astype(np.float32), scheme.group_rows, axis=0)[: shape[0]]
@@ -98,12 +101,15 @@ def _check_storable(name: str, tensor: QuantizedTensor) -> None:
     scheme = tensor.scheme
     where = f"{name} in the format {format_name(scheme)}"
     activation = scheme.activation
-    if activation is not None and (activation.type, activation.bits) != (scheme.type, scheme.bits):
-        expected = "weights and inputs of one type and width"
+    if activation is not None and (activation.type, activation.bits) != (scheme.type, 8):
+        expected = "inputs of 8 bits and of the weights' type"
         raise UnsupportedError(where, found=scheme.name, expected=expected)
-    if scheme.type == "int" and (scheme.bits != 8 or scheme.group_size != -1 or not scheme.symmetric):
-        raise UnsupportedError(where, found=scheme.name, expected="8 bits, one scale a row, no zero points")
-    if activation is not None and (activation.granularity == "group") == (scheme.group_size == -1):
+    fits = scheme.bits == 4 or (scheme.bits == 8 and scheme.group_size == -1)
+    if scheme.type == "int" and not (fits and scheme.symmetric):
+        expected = "4 bits, or 8 with one scale a row, no zero points"
+        raise UnsupportedError(where, found=scheme.name, expected=expected)
+    in_blocks = scheme.type == "float" and scheme.group_size != -1
+    if activation is not None and (activation.granularity == "group") != in_blocks:
         expected = "inputs in groups for weights in blocks, else per token or tensor"
         raise UnsupportedError(
             where, found=f"{scheme.name}, inputs per {activation.granularity}", expected=expected

@@ -1,4 +1,4 @@
-"""A mixed model beside the curve of uniform ones: KL at the same stored bits a weight."""
+"""KL of models beside each other: a mixed one on the uniform curve, the best at a width beside RTN."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["Point", "mixed_lines", "uniform_kl"]
+__all__ = ["Point", "gain_lines", "mixed_lines", "uniform_kl"]
 
 LIMIT = 0.75
 """The largest accepted ratio of the mixed model's KL to the curve's."""
+
+LEAST_GAIN = 3
+"""How many times lower than RTN's the best method's KL has to be, at 3 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,15 @@ def mixed_lines(points: Sequence[Point]) -> Iterator[str]:
                 f"{point.name}: KL wiki {point.kl:.4f} at {point.bits:.3f} bits, uniform {uniform:.4f} there"
                 f" (log-linear): ratio {point.kl / uniform:.2f} <= {LIMIT}"
             )
+
+
+def gain_lines(points: Sequence[Point]) -> Iterator[str]:
+    """How far below RTN's the best KL of some models lies; no line without RTN or without others."""
+    rounded = next((point for point in points if "RTN" in point.name), None)
+    others = [point for point in points if point is not rounded]
+    if rounded is not None and others:
+        best = min(others, key=lambda point: point.kl)
+        yield (
+            f"{best.name}: KL wiki {best.kl:.4f}, RTN {rounded.kl:.4f}:"
+            f" {rounded.kl / best.kl:.2f} times lower > {LEAST_GAIN}"
+        )

@@ -48,7 +48,7 @@ from gristmill.runtime.executors.reference.executor import ReferenceExecutor
 from gristmill.runtime.executors.reference.weights import load_weights
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.sources.base import ModelSource, Tensor
-from tests.benchmarks.curve import Point, mixed_lines
+from tests.benchmarks.curve import Point, gain_lines, mixed_lines
 from tests.benchmarks.demo_model import BUILD, MODEL, write_original
 from tests.benchmarks.independent import TOOLS, evaluate, make_reference_logits, run_script
 from tests.benchmarks.quality_kv import CACHES, measure_caches
@@ -114,7 +114,10 @@ def main() -> None:
         for row in rows:
             measured.append(_measure(row, reference, tokens, independent=not options.quick))
             print("\n".join(table_line(cells) for cells in _table_rows(measured[-1])), flush=True)
-    for line in mixed_lines([_mixed_point(row) for row in measured if row.row.name.startswith("Mixed")]):
+    points = [_point(row) for row in measured]
+    for line in mixed_lines([point for point in points if point.name.startswith("Mixed")]):
+        print(line)
+    for line in gain_lines([point for point in points if point.name.startswith("3 bits")]):
         print(line)
     chat, wiki = (f"{100 * data.overlap:.0f}%" for data in (measured[0].chat, measured[0].wiki))
     print(f"\n{chat} of the chat tokens and {wiki} of the wikitext lie in a 16-gram of the calibration")
@@ -238,8 +241,8 @@ def _quantize(
     return model, quantize_model(model, samples, settings, stages, key, SilentProgress())
 
 
-def _mixed_point(found: Measured) -> Point:
-    """A row of the group Mixed, by the independent measure where it was taken."""
+def _point(found: Measured) -> Point:
+    """A row by the independent measure where it was taken."""
     kl = (found.independent or {}).get("kl_wiki", found.wiki.metrics.kl_mean)
     return Point(found.row.name, found.row.bits % 1 == 0, found.bits, kl)
 

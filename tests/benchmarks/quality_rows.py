@@ -45,7 +45,7 @@ class Row:
             search = "" if self.bits % 1 == 0 else f", search: {{budget: {{bits_per_weight: {self.bits}}}}}"
             return f"bits: {int(self.bits)}, {rest}{search}"
         if self.scheme is not None:
-            return f"scheme: {self.scheme}, method: {self.method}"
+            return f"scheme: {self.scheme}, method: {self.method}{self.more}"
         scheme = f"W4A16{'' if self.symmetric else '_ASYM'}"
         return f"scheme: {scheme}, group_size: 64, method: {self.method}{self.more}"
 
@@ -92,8 +92,12 @@ ROWS = (
         scheme="W8A8",
     ),
     Row("FP8 dynamic", "rtn", True, FLOAT8, kl_limit=0.029 / 0.0249, time_limit=None, scheme="FP8_DYNAMIC"),
+    Row("W4A8 GPTQ", "gptq", True, None, scheme="W4A8", more=", group_size: 64"),
     Row("RTN sym", "rtn", True, Peer("plain rounding", 0.401, 0.474, 28.53, 0.674, 0.14), None, None),
     Row("RTN asym", "rtn", False, PLAIN_ASYM, None, None),
+    Row("3 bits: RTN asym", "rtn", False, None, bits=3),
+    Row("3 bits: GPTQ asym", "gptq", False, None, bits=3),
+    Row("3 bits: SignRound asym", "signround", False, None, bits=3),
     Row("Mixed 4.5 bits", "gptq", False, None, bits=4.5),
     Row("Mixed: uniform 4 bits", "gptq", False, None),
     Row("Mixed: uniform 5 bits", "gptq", False, None, bits=5),

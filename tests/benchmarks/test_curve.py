@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.curve import Point, mixed_lines, uniform_kl
+from tests.benchmarks.curve import Point, gain_lines, mixed_lines, uniform_kl
 
 UNIFORM = [Point("four", True, 4.0, 0.16), Point("six", True, 6.0, 0.01), Point("five", True, 5.0, 0.04)]
 
@@ -24,3 +24,10 @@ def test_a_mixed_model_is_compared_at_its_own_bits() -> None:
     assert (
         line == "mixed: KL wiki 0.0600 at 4.500 bits, uniform 0.0800 there (log-linear): ratio 0.75 <= 0.75"
     )
+
+
+def test_the_best_of_a_width_is_compared_with_rounding_alone() -> None:
+    rounded, learned = Point("3 bits: RTN", True, 3.3, 2.0), Point("3 bits: learned", True, 3.3, 0.4)
+    (line,) = gain_lines([rounded, Point("3 bits: other", True, 3.3, 0.5), learned])
+    assert line == "3 bits: learned: KL wiki 0.4000, RTN 2.0000: 5.00 times lower > 3"
+    assert list(gain_lines([rounded])) == list(gain_lines([learned])) == []

@@ -28,6 +28,8 @@ def recipe(folder: Path, quantize: str, *, calibrated: bool = True, rest: str = 
     ("quantize", "expected"),
     [
         ("scheme: W8A8, method: smoothquant", QuantScheme(8, -1, True, activation=TOKEN)),
+        ("scheme: W4A8, group_size: 64, method: gptq", QuantScheme(4, 64, True, activation=TOKEN)),
+        ("scheme: W4A8, group_size: 64, method: smoothquant", QuantScheme(4, 64, True, activation=TOKEN)),
         ("scheme: W8A8, method: gptq", QuantScheme(8, -1, True, activation=TOKEN)),
         (
             "scheme: W8A8, method: smoothquant, activations: {static: true, percentile: 99.9}",
@@ -93,7 +95,19 @@ def test_a_name_says_what_layers_become_and_survives_resolving(
             "expected no overrides with W8A8; skip leaves layers as they are",
         ),
         ("scheme: W8A8, method: rtn, smoothquant: {strengths: 4}", "settings of smoothquant, which is not"),
-        ("scheme: W4A8, group_size: 64, method: rtn", 'found text "W4A8"; expected W4A16, '),
+        ("scheme: W4A8, method: rtn", "quantize.group_size; found no such key"),
+        ("scheme: W4A8, group_size: 64, method: rtn, bits: 8", "expected 4, as W4A8 says"),
+        (
+            "scheme: W4A8, group_size: 64, method: awq",
+            "found the method awq for W4A8; expected rtn or gptq or",
+        ),
+        ("scheme: W4A8, group_size: 64, method: hqq", "found the method hqq for W4A8"),
+        ("scheme: W4A8, group_size: 64, method: gptq, scale: awq", "a scheme of weights only beside scale"),
+        (
+            "scheme: W4A8, group_size: 64, method: rtn, activations: {static: true}",
+            "found static: true; expected static: false, as W4A8 says",
+        ),
+        ("scheme: W2A8, group_size: 64, method: rtn", 'found text "W2A8"; expected W4A16, '),
         ("scheme: NVFP4, method: rtn", 'found text "NVFP4"'),
         ("scheme: MXFP4, method: rtn", 'found text "MXFP4"'),
     ],
@@ -120,8 +134,12 @@ def test_dynamic_scales_need_no_calibration(tmp_path: Path, scheme: str) -> None
 def test_an_engine_that_does_not_quantize_inputs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"compile; found native-x86 for W8A8"):
         recipe(tmp_path, "scheme: W8A8, method: rtn", rest="compile: [native-x86]\n")
+    with pytest.raises(RecipeError, match=r"compile; found native-x86 for W4A8"):
+        recipe(tmp_path, "scheme: W4A8, group_size: 64, method: rtn", rest="compile: [native-x86]\n")
 
 
 def test_the_awq_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="found awq for 8 bits"):
         recipe(tmp_path, "scheme: FP8_DYNAMIC, method: rtn", rest="checkpoint: awq\n")
+    with pytest.raises(RecipeError, match="found awq, which does not hold W4A8"):
+        recipe(tmp_path, "scheme: W4A8, group_size: 64, method: rtn", rest="checkpoint: awq\n")

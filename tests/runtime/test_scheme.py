@@ -20,6 +20,7 @@ FLOAT_GROUP = ActivationScheme("float", 8, "group", dynamic=True)
     ("scheme", "name"),
     [
         (QuantScheme(4, 64, symmetric=False), "W4A16_ASYM_G64"),
+        (QuantScheme(4, 64, True, activation=TOKEN), "W4A8_G64"),
         (QuantScheme(8, -1, True, activation=TOKEN), "W8A8_CHANNEL"),
         (QuantScheme(8, -1, True, activation=STATIC), "W8A8_STATIC_CHANNEL"),
         (QuantScheme(8, -1, True, "float"), "FP8A16_CHANNEL"),

@@ -21,6 +21,7 @@ from tests.pipeline.small_block import block_output, random_weights, small_layer
 
 LAYER = small_layer()
 W8A8 = QuantScheme(8, -1, True, activation=ActivationScheme("int", 8, "token", dynamic=True))
+W4A8 = replace(W8A8, bits=4, group_size=16)
 W8A8_STATIC = replace(W8A8, activation=ActivationScheme("int", 8, "tensor", dynamic=False))
 FP8 = QuantScheme(8, -1, True, "float", activation=ActivationScheme("float", 8, "token", dynamic=True))
 FP8_STATIC = replace(FP8, activation=ActivationScheme("float", 8, "tensor", dynamic=False))
@@ -32,6 +33,9 @@ StatisticsOf = Callable[[torch.Tensor], InputStatistics]
 possible = pytest.mark.parametrize(
     ("method", "scheme"),
     [
+        ("rtn", W4A8),
+        ("gptq", W4A8),
+        ("smoothquant", W4A8),
         ("rtn", W8A8),
         ("gptq", W8A8),
         ("smoothquant", W8A8),
@@ -105,7 +109,7 @@ def test_every_linear_has_its_scheme_and_a_small_loss(
         linear.name: scheme for linear in LAYER.linears
     }
     assert all((tensor.input_scale is not None) == scheme.is_static for tensor in result.quantized.values())
-    assert lost(weights, method, scheme, known) < 0.05
+    assert lost(weights, method, scheme, known) < (0.05 if scheme.bits == 8 else 0.2)
 
 
 def test_linears_that_read_one_tensor_have_one_input_scale(
@@ -155,6 +159,7 @@ def test_blocks_do_not_span_two_linears(
     [
         ("gptq", FP8, "method gptq; found float weights .FP8_DYNAMIC_CHANNEL.; expected rtn"),
         ("smoothquant", FP8, "method smoothquant; found float weights"),
+        ("awq", W4A8, "method awq; found quantized inputs .W4A8_G16."),
         ("awq", W8A8, "method awq; found quantized inputs .W8A8_CHANNEL."),
         ("signround", W8A8, "method signround; found quantized inputs"),
         ("smoothquant", W4, "method smoothquant; found weights only .W4A16_ASYM_G16."),

@@ -13,16 +13,19 @@ from gristmill.artifacts.record import PEAK_AFTER, BuildRecord, StageRecord
 from gristmill.calibration.samples import LengthQuantiles, SourceSummary
 from gristmill.pipeline.report.builds import BuildPoint, Builds
 from gristmill.pipeline.report.data import ReportData
-from gristmill.pipeline.report.evidence import DataSet, LayerErrors
+from gristmill.pipeline.report.evidence import DataSet, LayerErrors, TaskScore
 from gristmill.pipeline.report.excerpts import Excerpt, Piece
 from gristmill.pipeline.report.mix import DataMix, Mix
 from gristmill.pipeline.search.widths import UnitWidth, WidthChoice
+from gristmill.pipeline.validate.differences import Difference
 from gristmill.pipeline.validate.outliers import LayerOutliers
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "artifact_v1"
 HOSTILE = (
     "<script>document.title = 'pwned'</script><img src=http://evil.test/x onerror=alert(1)>\"'&{{ 7 * 7 }}"
 )
+WORSE = Difference(0.52, 0.43, -0.09, -0.14, -0.04, 3, 21, 200, "worse")
+ALONE = TaskScore(HOSTILE, 5, 1, {HOSTILE: 0.25}, None)
 
 
 def _builds() -> Builds:
@@ -79,6 +82,7 @@ def full_report() -> ReportData:
                 DataSet(HOSTILE, 4, 99, m.Perplexity(18.0, 20.0), m.KlDivergence(0.13, 0.8), 0.81, 0.0),
             )
         },
+        tasks={"native-x86": {"arc_easy": TaskScore("acc", 200, 0, {"acc": 0.43}, WORSE), HOSTILE: ALONE}},
         modes={},
         builds=_builds(),
         layers=LayerErrors("output", errors, (HOSTILE,)),

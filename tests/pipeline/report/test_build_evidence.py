@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,16 @@ from gristmill.artifacts.artifact import Artifact, open_artifact
 from gristmill.artifacts.record import PEAK_AFTER
 from gristmill.artifacts.store import Store
 from gristmill.pipeline.report.evidence import (
+    TaskScore,
     read_data_mix,
     read_layer_errors,
     read_measured,
     read_outliers,
 )
+from gristmill.pipeline.validate.differences import paired_difference
+from gristmill.pipeline.validate.tasks.outcome import TaskOutcome
+from gristmill.pipeline.validate.tasks.task import Measured as Answer
+from gristmill.pipeline.validate.tasks.task import TaskResult
 from gristmill.runtime.errors import ArtifactError
 from tests.command_line import CommandLine
 
@@ -52,6 +58,24 @@ def test_the_worst_passages_are_kept_for_every_engine(artifact: Artifact) -> Non
         assert measured is not None
         assert measured.data[0].name == "heldout.jsonl"
         assert measured.worst[0].kl_mean == max(passage.kl_mean for passage in measured.worst) > 0
+
+
+def test_what_a_build_writes_of_a_task_is_read_back(artifact: Artifact, tmp_path: Path) -> None:
+    items = tuple(Answer({"acc": float(value)}, "") for value in (1, 0, 1, 1))
+    result = TaskResult("arc_easy", "acc", False, 0.02, ("a", "b", "c", "d"), items)
+    lost = paired_difference([1.0] * 4, [1.0, 0.0, 1.0, 1.0])
+    outcomes = {"arc_easy": TaskOutcome(result, lost), "arc_challenge": TaskOutcome(result, None)}
+    (tmp_path / "report").mkdir()
+    written = {"data": [], "tasks": {name: outcome.to_dict() for name, outcome in outcomes.items()}}
+    (tmp_path / "report" / "validation-reference.json").write_text(json.dumps(written))
+    measured = read_measured(
+        Artifact(tmp_path, artifact.manifest, artifact.digest, "tiny", None, 0), "reference"
+    )
+    assert measured is not None
+    assert measured.tasks == {
+        "arc_easy": TaskScore("acc", 4, 0, {"acc": 0.75}, lost),
+        "arc_challenge": TaskScore("acc", 4, 0, {"acc": 0.75}, None),
+    }
 
 
 def test_the_channels_behind_every_layer_were_looked_at(artifact: Artifact) -> None:

@@ -59,6 +59,7 @@ def test_every_part_is_there(page: str) -> None:
     parts = {
         "builds",
         "quality",
+        "tasks",
         "layers",
         "widths",
         "outliers",
@@ -73,6 +74,18 @@ def test_every_part_is_there(page: str) -> None:
     assert "1 gate passed" in page
 
 
+def test_a_task_has_its_difference_interval_flips_and_verdict(page: str) -> None:
+    row = page[page.index("<td>arc_easy</td>") :].split("</tr>")[0]
+    cells = [unescape(re.sub("<.*?>", "", cell)).strip() for cell in row.split("</td>")]
+    told = "arc_easy|native-x86|acc|200|0.5200|0.4300|-0.0900|-0.1400 to -0.0400|+3 \N{MINUS SIGN}21|worse"
+    assert cells == [*told.split("|"), ""]
+    assert '<td class="text bad">worse</td>' in row
+
+
+def test_a_task_that_the_original_did_not_run_has_its_value_alone(page: str) -> None:
+    assert '<td>0.2500</td><td class="text" colspan="4">not run on the original</td>' in page
+
+
 def test_a_page_never_tells_where_files_lie(page: str) -> None:
     assert "/somebody/at/home" not in page
 
@@ -84,6 +97,7 @@ def test_what_is_not_known_is_left_out(full_report: ReportData) -> None:
         artifact=replace(full_report.artifact, manifest=manifest),
         engine=None,
         data={},
+        tasks={},
         builds=Builds(),
         layers=None,
         widths=None,

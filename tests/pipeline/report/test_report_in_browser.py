@@ -94,7 +94,7 @@ def test_text_stands_out_from_what_is_behind_it(visit: Visit) -> None:
 
 def test_every_section_is_to_be_seen(visit: Visit) -> None:
     headings = visit.page.locator("section h2")
-    assert headings.count() == 10
+    assert headings.count() == 11
     assert all(heading.is_visible() for heading in headings.all())
     assert visit.page.get_by_text("This report cannot show").is_visible()
 

@@ -11,12 +11,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from compressed_tensors.compressors.format import infer_module_format
 from compressed_tensors.compressors.naive_quantized import (
     FloatQuantizationCompressor,
     IntQuantizationCompressor,
     NaiveQuantizationCompressor,
 )
-from compressed_tensors.quantization import QuantizationConfig
+from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme, preset_name_to_scheme
 from transformers import AutoModelForCausalLM
 
 from gristmill.runtime.checkpoint import open_checkpoint
@@ -40,7 +41,10 @@ from tests.tiny_checkpoints import quantize_source
 
 Random = Callable[..., QuantizedTensor]
 
-W8A8 = QuantScheme(8, -1, True, activation=ActivationScheme("int", 8, "token", dynamic=True))
+TOKEN = ActivationScheme("int", 8, "token", dynamic=True)
+W8A8 = QuantScheme(8, -1, True, activation=TOKEN)
+W4A8 = QuantScheme(4, 32, True, activation=TOKEN)
+W4A8_CHANNEL = QuantScheme(4, -1, True, activation=TOKEN)
 W8A8_STATIC = QuantScheme(8, -1, True, activation=ActivationScheme("int", 8, "tensor", dynamic=False))
 FP8_DYNAMIC = QuantScheme(
     8, -1, True, "float", activation=ActivationScheme("float", 8, "token", dynamic=True)
@@ -50,7 +54,8 @@ FP8_STATIC = QuantScheme(
 )
 FP8_BLOCK = QuantScheme(8, 32, True, "float", activation=ActivationScheme("float", 8, "group", dynamic=True))
 FP8_WEIGHTS = QuantScheme(8, -1, True, "float")
-SCHEMES = (W8A8, W8A8_STATIC, FP8_DYNAMIC, FP8_STATIC, FP8_BLOCK, FP8_WEIGHTS)
+SCHEMES = (W4A8, W4A8_CHANNEL, W8A8, W8A8_STATIC, FP8_DYNAMIC, FP8_STATIC, FP8_BLOCK, FP8_WEIGHTS)
+ONE = np.array([[1]], np.float32)
 COMPRESSORS: dict[str, Any] = {
     "int-quantized": IntQuantizationCompressor,
     "float-quantized": FloatQuantizationCompressor,
@@ -113,6 +118,37 @@ def test_golden_bytes_of_int8() -> None:
     assert set(encoded) == {"p.weight", "p.weight_scale"}
 
 
+def test_golden_bytes_of_int4() -> None:
+    """As compressed-tensors infers for W4A8: a byte each, though four bits would do."""
+    encoded = encode("p", QuantizedTensor(W4A8_CHANNEL, np.array([[0, 7, 8, 15]], np.uint8), ONE))
+    assert encoded["p.weight"].dtype == np.int8
+    assert encoded["p.weight"].tolist() == [[-8, -1, 0, 7]]
+    assert W4A8_CHANNEL.bits_per_weight(1600) == 8.01
+
+
+@every_scheme
+def test_the_library_infers_the_same_format(scheme: QuantScheme) -> None:
+    config = QuantizationConfig.model_validate(quantization_config({"p": scheme}, []))
+    group = config.config_groups["group_0"]
+    assert isinstance(group, QuantizationScheme)
+    assert infer_module_format(torch.nn.Linear, group).value == config.format
+
+
+def test_w4a8_is_the_preset_but_for_the_group_size() -> None:
+    preset = preset_name_to_scheme("W4A8", ["Linear"])
+    written = quantization_config({"p": replace(W4A8, group_size=128)}, [])["config_groups"]["group_0"]
+    read = QuantizationScheme.model_validate(written)
+    assert (read.weights, read.input_activations) == (preset.weights, preset.input_activations)
+
+
+@pytest.mark.parametrize("value", [-9, 8, 127])
+def test_a_stored_integer_beyond_its_width_is_refused(value: int) -> None:
+    encoded = encode("p", QuantizedTensor(W4A8_CHANNEL, np.array([[0, 7, 8, 15]], np.uint8), ONE))
+    encoded["p.weight"] = np.array([[0, 1, value, 2]], np.int8)
+    with pytest.raises(ModelError, match=r"tensor p\.weight; found .*; expected signed integers of 4 bits"):
+        decode("p", encoded.__getitem__, W4A8_CHANNEL)
+
+
 def test_golden_bytes_of_float8_blocks() -> None:
     codes = np.full((40, 64), 0x38, np.uint8)  # 1.0
     scales = np.repeat(np.array([[1, 2], [4, 8]], np.float32), 32, axis=0)[:40]
@@ -140,8 +176,10 @@ def test_a_stored_input_scale_that_is_no_scale_is_refused(value: float, random_q
 @pytest.mark.parametrize(
     ("scheme", "expected"),
     [
-        (replace(W8A8, bits=4), "one type and width"),
-        (replace(W8A8, activation=FP8_DYNAMIC.activation), "one type and width"),
+        (replace(W8A8, bits=5), "4 bits, or 8 with one scale a row"),
+        (replace(W4A8, activation=replace(TOKEN, bits=4)), "inputs of 8 bits"),
+        (replace(W4A8, activation=replace(TOKEN, granularity="group")), "inputs in groups for"),
+        (replace(W8A8, activation=FP8_DYNAMIC.activation), "of the weights' type"),
         (replace(W8A8, group_size=32), "one scale a row"),
         (replace(W8A8, symmetric=False), "no zero points"),
         (replace(FP8_DYNAMIC, group_size=32), "inputs in groups for weights in blocks"),
