@@ -6,6 +6,7 @@ is. Formats: `runtime/kernels/native/kernel_table.hpp`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -37,14 +38,14 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
 
     If its size is no power of two, in blocks of the largest one that divides it.
     """
-    size = x.shape[-1]
+    shape, size = x.shape, x.shape[-1]
     block = size & -size
     half = block // 2
     while half > 0:
-        first, second = x.unflatten(-1, (-1, 2, half)).unbind(-2)
-        x = torch.stack((first + second, first - second), dim=-2).flatten(-3)
+        first, second = x.reshape(-1, 2, half).unbind(1)
+        x = torch.stack((first + second, first - second), dim=1)
         half //= 2
-    return x * block**-0.5
+    return x.reshape(shape) * (1 / math.sqrt(block))
 
 
 def keys_through_cache(x: torch.Tensor, dtype: KVDtype, scales: torch.Tensor) -> torch.Tensor:

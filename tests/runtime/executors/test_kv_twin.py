@@ -141,7 +141,7 @@ def test_fp8_is_rounded_in_steps_of_the_scale_and_cut_at_its_end() -> None:
 
 @pytest.mark.parametrize(("size", "block"), [(64, 64), (96, 32), (7, 1)])
 def test_keys_are_rotated_by_a_hadamard_matrix_in_blocks_that_fit(size: int, block: int) -> None:
-    sylvester = np.ones((1, 1))
+    sylvester: NDArray[Any] = np.ones((1, 1))
     while len(sylvester) < block:
         sylvester = np.kron([[1, 1], [1, -1]], sylvester)
     expected = np.kron(np.eye(size // block), sylvester / block**0.5)
