@@ -29,13 +29,23 @@ def prompts(tmp_path: Path) -> Path:
 def test_an_interrupt_keeps_the_answers_until_then(built: CommandLine, prompts: Path) -> None:
     process = built.start("generate", "tiny", "--prompts", prompts, "--max-tokens", 400)
     assert process.stdout is not None
+    assert process.stderr is not None
     first = process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    rest, log = process.communicate(timeout=60)
-    answers = [json.loads(line) for line in (first + rest).splitlines()]
+    rest, log = process.stdout.read(), process.stderr.read()  # `communicate` passes by what is buffered
+    process.communicate(timeout=60)
+    answers = [json.loads(line) for line in (first + rest).split("\n") if line]
     assert process.returncode == 130, log
     assert 1 <= len(answers) < NUM_PROMPTS
     assert log == f"interrupted: {len(answers)} of {NUM_PROMPTS} prompts are answered, in their order\n"
+
+
+def test_other_line_ends_do_not_split_a_prompt(built: CommandLine, prompts: Path) -> None:
+    path = prompts.with_suffix(".jsonl")
+    path.write_text('{"prompt": "one\u2028two"}\n', encoding="utf-8")
+    done = built.run("generate", "tiny", "--prompts", path, "--max-tokens", 1)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["completion_tokens"] == 1
 
 
 class InterruptedLLM:
@@ -63,6 +73,7 @@ def test_a_document_holds_the_answers_until_an_interrupt(
 ) -> None:
     folder = EngineFolder("m", "reference", prompts.parent, prompts.parent)
     monkeypatch.setattr("gristmill.facade.engine_folder", lambda ref, **rest: folder)
+    monkeypatch.setattr("gristmill.cli.generate.load_engine", lambda folder, settings: None)
     monkeypatch.setattr("gristmill.cli.generate.LLM", InterruptedLLM)
     outcome = gristmill("generate", "m", "--prompts", prompts, "--json")
     assert outcome.code == 130

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gristmill.calibration.prompt_files import FileFault, read_bytes
+from gristmill.calibration.prompt_files import FileFault, read_bytes, read_lines
 from gristmill.pipeline.validate.tasks.model import Continuation, TaskModel
 from gristmill.pipeline.validate.tasks.task import Measured, Row, Task
 from gristmill.runtime.errors import PromptError
@@ -43,10 +43,9 @@ def read_windows(path: Path, limit: int | None) -> tuple[Row, ...]:
 
 
 def _text(path: Path) -> str:
-    text = read_bytes(path).decode()
     if ".jsonl" not in path.suffixes:
-        return text
-    return "\n\n".join(_spoken(json.loads(line) for line in text.splitlines() if line.strip()))
+        return read_bytes(path).decode()
+    return "\n\n".join(_spoken(json.loads(line) for _, line in read_lines(path)))
 
 
 def _spoken(chats: Iterator[Row]) -> Iterator[str]:

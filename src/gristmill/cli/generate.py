@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,15 +156,34 @@ def _write_all(outputs: Iterator[RequestOutput], *, as_json: bool) -> int:
     answers: list[dict[str, Any]] = []
     try:
         for output in outputs:
-            answers.append(_row(output))
-            if not as_json:
-                print(json.dumps(answers[-1], ensure_ascii=False), flush=True)
+            with _interrupts_after():
+                answers.append(_row(output))
+                if not as_json:
+                    print(json.dumps(answers[-1], ensure_ascii=False), flush=True)
     except KeyboardInterrupt:
         return len(answers)
     finally:  # what is answered is not lost with what can't be
         if as_json:
             print(json.dumps(answers, ensure_ascii=False, indent=2))
     return len(answers)
+
+
+@contextmanager
+def _interrupts_after() -> Iterator[None]:
+    """Put off an interrupt to the end, so that what is counted is written and what is written is whole."""
+    interrupted = False
+
+    def remember(number: int, frame: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    previous = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def _questions() -> Iterator[str]:
@@ -184,7 +204,7 @@ def _questions() -> Iterator[str]:
 
 def _read_prompts(path: Path) -> list[str | list[Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold the other line ends
     except FileNotFoundError as error:
         raise InputError(f"--prompts {path}", found="no such file") from error
     except (UnicodeDecodeError, OSError) as error:

@@ -12,35 +12,21 @@ from gristmill.pipeline.validate.tasks.catalogue import TASKS
 from gristmill.pipeline.validate.tasks.code import code_block
 from gristmill.pipeline.validate.tasks.math_answer import last_number
 from gristmill.pipeline.validate.tasks.model import Prompt
-from gristmill.pipeline.validate.tasks.rows import find_data, read_rows
 from gristmill.pipeline.validate.tasks.sql import query_of, rows_of, same_rows
-from gristmill.pipeline.validate.tasks.task import Measured, Row
 from gristmill.pipeline.validate.tasks.tool_calls import accepts, calls_of
+from tests.pipeline.validate.tasks.answers import answered, share, task_rows
 from tests.pipeline.validate.tasks.fake_model import FakeModel
 
 
-def _rows(name: str, data_dir: Path, limit: int | None = None) -> tuple[Row, ...]:
-    return read_rows(TASKS[name], find_data(TASKS[name], data_dir), limit)
-
-
-def _answered(name: str, rows: tuple[Row, ...], answers: list[str]) -> list[Measured]:
-    left = iter(answers)
-    return TASKS[name].measure(FakeModel(answer=lambda prompt: next(left)), rows)
-
-
-def _share(measured: list[Measured], metric: str) -> float:
-    return sum(each.values[metric] for each in measured) / len(measured)
-
-
 def test_worked_solutions_of_gsm8k_are_right(data_dir: Path) -> None:
-    rows = _rows("gsm8k", data_dir)
-    assert _share(_answered("gsm8k", rows, [row["solution"] for row in rows]), "exact_match") == 1.0
+    rows = task_rows("gsm8k", data_dir)
+    assert share(answered("gsm8k", rows, [row["solution"] for row in rows]), "exact_match") == 1.0
 
 
 def test_the_number_before_is_not_right(data_dir: Path) -> None:
-    rows = _rows("gsm8k", data_dir, 100)
+    rows = task_rows("gsm8k", data_dir, 100)
     wrong = [f"It is {row['reference']}. No: {float(row['reference'].replace(',', '')) + 1}" for row in rows]
-    assert _share(_answered("gsm8k", rows, wrong), "exact_match") == 0.0
+    assert share(answered("gsm8k", rows, wrong), "exact_match") == 0.0
 
 
 def test_five_examples_stand_before_a_question_and_their_calculator_marks_are_gone(data_dir: Path) -> None:
@@ -50,7 +36,7 @@ def test_five_examples_stand_before_a_question_and_their_calculator_marks_are_go
         seen.append(prompt)
         return ""
 
-    TASKS["gsm8k"].measure(FakeModel(answer=note), _rows("gsm8k", data_dir, 1))
+    TASKS["gsm8k"].measure(FakeModel(answer=note), task_rows("gsm8k", data_dir, 1))
     assert seen[0].text.count("Question: ") == 6
     assert "<<" not in seen[0].text
 
@@ -69,13 +55,6 @@ def test_the_last_number(text: str, number: float | None) -> None:
     assert last_number(text) == number
 
 
-@pytest.mark.parametrize("name", ["humaneval", "mbpp"])
-def test_reference_programs_pass_and_others_fail(name: str, data_dir: Path) -> None:
-    rows = _rows(name, data_dir, 12)
-    assert _share(_answered(name, rows, [row["reference"] for row in rows]), "pass@1") == 1.0
-    assert _share(_answered(name, rows, ["    return None"] * len(rows)), "pass@1") == 0.0
-
-
 def test_a_fenced_block_is_taken_from_an_answer() -> None:
     assert code_block("Sure:\n```python\nx = 1\n```\nDone.") == "x = 1\n"
     assert code_block("```\nx = 1") == "x = 1"
@@ -83,17 +62,17 @@ def test_a_fenced_block_is_taken_from_an_answer() -> None:
 
 
 def test_reference_queries_give_the_accepted_rows(data_dir: Path) -> None:
-    rows = _rows("text2sql", data_dir)
+    rows = task_rows("text2sql", data_dir)
     answers = [f"```sql\n{row['reference'][-1]}\n```" for row in rows]
-    measured = _answered("text2sql", rows, answers)
-    assert _share(measured, "valid") == 1.0
-    assert _share(measured, "execution") == 1.0
+    measured = answered("text2sql", rows, answers)
+    assert share(measured, "valid") == 1.0
+    assert share(measured, "execution") == 1.0
 
 
 def test_queries_of_other_questions_are_wrong(data_dir: Path) -> None:
-    rows = _rows("text2sql", data_dir)
+    rows = task_rows("text2sql", data_dir)
     answers = [rows[(n + 75) % 150]["reference"][0] for n in range(150)]
-    assert _share(_answered("text2sql", rows, answers), "execution") < 0.05
+    assert share(answered("text2sql", rows, answers), "execution") < 0.05
 
 
 SCRIPT = "CREATE TABLE t (a INTEGER, b TEXT); INSERT INTO t VALUES (1, 'x'), (2, 'y');"
@@ -152,15 +131,15 @@ def _first_accepted(reference: Any) -> str:
 
 
 def test_reference_calls_are_right(data_dir: Path) -> None:
-    rows = _rows("tool_calls", data_dir)
+    rows = task_rows("tool_calls", data_dir)
     answers = [_first_accepted(row["reference"]) for row in rows]
-    assert _share(_answered("tool_calls", rows, answers), "exact") >= 0.99
+    assert share(answered("tool_calls", rows, answers), "exact") >= 0.99
 
 
 def test_calls_of_other_items_are_wrong(data_dir: Path) -> None:
-    rows = tuple(row for row in _rows("tool_calls", data_dir) if row["reference"])
+    rows = tuple(row for row in task_rows("tool_calls", data_dir) if row["reference"])
     answers = [_first_accepted(rows[(n + 7) % len(rows)]["reference"]) for n in range(len(rows))]
-    assert _share(_answered("tool_calls", rows, answers), "exact") < 0.02
+    assert share(answered("tool_calls", rows, answers), "exact") < 0.02
 
 
 @pytest.mark.parametrize(
@@ -192,6 +171,6 @@ def test_an_argument_may_be_missing_only_where_that_is_accepted() -> None:
 
 
 def test_where_no_call_is_expected_words_are_right_and_a_call_is_wrong(data_dir: Path) -> None:
-    rows = tuple(row for row in _rows("tool_calls", data_dir) if not row["reference"])[:2]
-    measured = _answered("tool_calls", rows, ["None of them fits.", '[{"name": "f", "arguments": {}}]'])
+    rows = tuple(row for row in task_rows("tool_calls", data_dir) if not row["reference"])[:2]
+    measured = answered("tool_calls", rows, ["None of them fits.", '[{"name": "f", "arguments": {}}]'])
     assert [each.values["exact"] for each in measured] == [1.0, 0.0]

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from gristmill.pipeline.validate.tasks.sandbox import Limits, run_program, run_programs
+from tests.sandboxed import skip_without_sandbox
+
+skip_without_sandbox()
 
 
 def _refused(attempt: str) -> str:
