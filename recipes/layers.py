@@ -68,7 +68,12 @@ def _scheme(
     for override in settings.overrides:
         if any(name in matches[pattern] for pattern in override.match):
             values |= override.changes
-    return QuantScheme(**values, type=settings.type, scale_dtype=scale_dtype, activation=settings.activation)
+    return QuantScheme(
+        **values,
+        type=settings.type,
+        scale_dtype=settings.scale_dtype or scale_dtype,
+        activation=settings.activation,
+    )
 
 
 def _refuse(faults: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from gristmill.runtime.scheme import ActivationScheme
+from gristmill.runtime.scheme import ActivationScheme, ScaleDtype
 
 __all__ = ["NAMED_SCHEMES", "NamedScheme", "SchemeName"]
 
@@ -22,6 +22,8 @@ SchemeName = Literal[
     "FP8_DYNAMIC",
     "FP8_BLOCK",
     "FP8A16",
+    "NVFP4A16",
+    "MXFP4A16",
 ]
 
 
@@ -31,7 +33,7 @@ class NamedScheme:
 
     `group_size` is None where a recipe has to write it. `activation` says how
     inputs are quantized; `may_be_static` that a recipe may choose static scales
-    instead.
+    instead. `scale_dtype` is None where scales have the model's own type.
     """
 
     bits: Literal[4, 8]
@@ -40,6 +42,7 @@ class NamedScheme:
     type: Literal["int", "float"] = "int"
     activation: ActivationScheme | None = None
     may_be_static: bool = False
+    scale_dtype: ScaleDtype | None = None
 
     @property
     def is_weight_only_int(self) -> bool:
@@ -61,6 +64,8 @@ NAMED_SCHEMES: Mapping[SchemeName, NamedScheme] = MappingProxyType(
         "FP8_DYNAMIC": NamedScheme(8, True, -1, "float", ActivationScheme("float", 8, "token", dynamic=True)),
         "FP8_BLOCK": NamedScheme(8, True, 128, "float", ActivationScheme("float", 8, "group", dynamic=True)),
         "FP8A16": NamedScheme(8, True, -1, "float"),
+        "NVFP4A16": NamedScheme(4, True, 16, "float", scale_dtype="float8_e4m3fn"),
+        "MXFP4A16": NamedScheme(4, True, 32, "float", scale_dtype="float8_e8m0fnu"),
     }
 )
 """By name. FP8 has one scale a row of the weight, where compressed-tensors' preset has one for all."""

@@ -14,7 +14,7 @@ from gristmill.recipes.refusals import refusal
 from gristmill.recipes.rules import Bits
 from gristmill.recipes.search import SearchSettings
 from gristmill.runtime.errors import RecipeError
-from gristmill.runtime.scheme import ActivationScheme
+from gristmill.runtime.scheme import ActivationScheme, ScaleDtype
 
 __all__ = [
     "ActivationSettings",
@@ -220,8 +220,13 @@ class QuantizeSettings(BaseModel):
         return ActivationScheme(named.type, named.bits, "tensor", dynamic=False)
 
     @property
+    def scale_dtype(self) -> ScaleDtype | None:
+        """The type that the scheme stores scales in; None for the model's own."""
+        return None if self.scheme is None else NAMED_SCHEMES[self.scheme].scale_dtype
+
+    @property
     def type(self) -> Literal["int", "float"]:
-        """Whether weights become integers or float8."""
+        """Whether weights become integers or floats."""
         return "int" if self.scheme is None else NAMED_SCHEMES[self.scheme].type
 
     @field_validator("bits", "group_size", "symmetric", mode="before")

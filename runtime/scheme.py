@@ -18,8 +18,10 @@ from gristmill.runtime.errors import InputError
 
 __all__ = ["ActivationScheme", "QuantScheme", "QuantizedTensor", "fitting_group_sizes"]
 
-ScaleDtype = Literal["bfloat16", "float16", "float32"]
-_SCALE_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
+ScaleDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e8m0fnu"]
+_SCALE_BITS = {"bfloat16": 16, "float16": 16, "float32": 32, "float8_e4m3fn": 8, "float8_e8m0fnu": 8}
+_FLOAT4_NAMES = {(16, "float8_e4m3fn"): "NVFP4A16", (32, "float8_e8m0fnu"): "MXFP4A16"}
+"""Group size and type of scales of each format of float4 weights."""
 _COMMON_GROUPS = (16, 32, 64, 96, 128, 192, 256, 512, 1024)
 
 
@@ -52,9 +54,11 @@ class QuantScheme:
     """How one weight is stored.
 
     `group_size` is the number of input columns that share a scale; -1 is one
-    scale per output row. With `type` float, weights are float8 (E4M3) and a
-    group also spans `group_size` rows: a square block. `scale_dtype` is the
-    storage type of scales. `activation` is None for weight-only schemes.
+    scale per output row. With `type` float and 8 bits, weights are float8 (E4M3)
+    and a group also spans `group_size` rows: a square block. With 4 bits they are
+    float4 (E2M1) in groups of 16 with float8 scales (NVFP4), or of 32 with powers
+    of two (E8M0, MXFP4). `scale_dtype` is the storage type of scales. `activation`
+    is None for weight-only schemes.
     """
 
     bits: int
@@ -67,15 +71,24 @@ class QuantScheme:
     def __post_init__(self) -> None:
         if self.type == "int" and self.bits not in range(2, 9):
             raise InputError("quantization width", found=f"{self.bits} bits", expected="2 to 8")
-        if self.type == "float" and (self.bits != 8 or not self.symmetric):
+        if self.type == "float" and (self.bits not in (4, 8) or not self.symmetric):
             found = f"{self.bits} bits{'' if self.symmetric else ' with zero points'}"
-            raise InputError("float weights", found=found, expected="8 bits without zero points")
+            raise InputError("float weights", found=found, expected="4 or 8 bits without zero points")
         if self.group_size != -1 and self.group_size < 1:
             raise InputError(
                 "group size", found=self.group_size, expected="a positive number, or -1 for one group a row"
             )
         if self.scale_dtype not in _SCALE_BITS:
             raise InputError("scale dtype", found=self.scale_dtype, expected=", ".join(_SCALE_BITS))
+        is_known = (self.group_size, self.scale_dtype) in _FLOAT4_NAMES and self.activation is None
+        if self.is_float4 and not is_known:
+            raise InputError(
+                "float4 weights",
+                found=f"groups of {self.group_size} with {self.scale_dtype} scales",
+                expected="16 with float8_e4m3fn or 32 with float8_e8m0fnu, inputs as they are",
+            )
+        if not self.is_float4 and _SCALE_BITS[self.scale_dtype] == 8:
+            raise InputError("scale dtype", found=self.scale_dtype, expected="float4 weights beside it")
 
     @property
     def max_code(self) -> int:
@@ -93,6 +106,8 @@ class QuantScheme:
         activation = self.activation
         inputs = "A16" if activation is None else f"A{activation.bits}"
         timing = "" if activation is None else "_DYNAMIC" if activation.dynamic else "_STATIC"
+        if self.is_float4:
+            return _FLOAT4_NAMES[self.group_size, self.scale_dtype]
         if self.type == "float":
             block = "_CHANNEL" if self.group_size == -1 else f"_B{self.group_size}"
             return f"FP8{timing or inputs}{block}"
@@ -117,9 +132,20 @@ class QuantScheme:
         return self.activation is not None and not self.activation.dynamic
 
     @property
+    def is_float4(self) -> bool:
+        """Whether weights are float4 (E2M1)."""
+        return self.type == "float" and self.bits == 4
+
+    @property
+    def has_global_scale(self) -> bool:
+        """Whether scales are stored in units of one number for the whole weight."""
+        return self.is_float4 and self.scale_dtype == "float8_e4m3fn"
+
+    @property
     def group_rows(self) -> int:
         """Output rows that share a scale."""
-        return self.group_size if self.type == "float" and self.group_size != -1 else 1
+        is_block = self.type == "float" and self.bits == 8 and self.group_size != -1
+        return self.group_size if is_block else 1
 
     def bits_per_weight(self, in_features: int) -> float:
         """Stored bits a weight: code, scale and (asymmetric) zero point.
@@ -160,14 +186,15 @@ class QuantizedTensor:
     """A weight as 8-bit codes with scales and zero points.
 
     `W[n, k] = (codes[n, k] - zero_points[n, g]) * scales[n, g]`, `g = group_index[k]`;
-    for float schemes `W[n, k] = e4m3(codes[n, k]) * scales[n, g]`.
+    for float schemes `W[n, k] = float(codes[n, k]) * scales[n, g]`, E4M3 or E2M1.
 
-    codes        uint8   [N, K], 0 .. 2^bits - 1, or the bits of a float8
+    codes        uint8   [N, K], 0 .. 2^bits - 1, or the bits of a float8 or float4
     scales       float32 [N, G], each exactly representable in `scheme.scale_dtype`;
                  rows that share a scale repeat it
     zero_points  uint8   [N, G], or None for a symmetric scheme (then 2^(bits-1))
     group_index  int32   [K], or None where group g holds columns g*size .. (g+1)*size - 1
     input_scale  of a scheme with static activations, exact in `scheme.scale_dtype`
+    global_scale  of NVFP4: it times `scales` is what `scheme.scale_dtype` holds
     """
 
     scheme: QuantScheme
@@ -176,6 +203,7 @@ class QuantizedTensor:
     zero_points: NDArray[np.uint8] | None = None
     group_index: NDArray[np.int32] | None = field(default=None)
     input_scale: float | None = None
+    global_scale: float | None = None
 
     def __post_init__(self) -> None:
         rows, columns = self.codes.shape
@@ -194,6 +222,8 @@ class QuantizedTensor:
             )
         if self.scheme.is_static != (self.input_scale is not None):
             raise InputError("quantized tensor: an input scale is given for static activations only")
+        if self.scheme.has_global_scale != (self.global_scale is not None):
+            raise InputError("quantized tensor: a global scale is given for NVFP4 only")
         if self.input_scale is not None and not 0 < self.input_scale < math.inf:
             raise InputError(
                 "quantized tensor: input scale", found=self.input_scale, expected="positive and finite"
@@ -218,7 +248,8 @@ class QuantizedTensor:
         """The weight that the codes mean, float32 [N, K]."""
         groups = self.column_groups
         if self.scheme.type == "float":
-            values = self.codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+            kind = ml_dtypes.float4_e2m1fn if self.scheme.bits == 4 else ml_dtypes.float8_e4m3fn
+            values = self.codes.view(kind).astype(np.float32)
             return np.asarray(values * self.scales[:, groups], dtype=np.float32)
         zeros = np.float32(self.scheme.midpoint) if self.zero_points is None else self.zero_points[:, groups]
         shifted = self.codes.astype(np.float32) - zeros

@@ -81,13 +81,15 @@ def random_quantized(scheme: QuantScheme, rows: int, columns: int, seed: int = 0
 
 
 def round_to_nearest(weight: NDArray[Any], scheme: QuantScheme) -> QuantizedTensor:
-    """The plainest quantizer: the range of each group, cut into equal steps; float8 rounds by itself.
+    """The plainest quantizer: the range of each group, cut into equal steps; floats round by themselves.
 
     A static input scale is 2^-5.
     """
     weight = weight.astype(np.float32)
     rows, columns = weight.shape
     input_scale = 2.0**-5 if scheme.is_static else None
+    if scheme.is_float4:
+        return _round_to_float4(weight, scheme)
     if scheme.type == "float":
         return QuantizedTensor(scheme, *_round_to_float8(weight, scheme), input_scale=input_scale)
     groups = weight.reshape(rows, scheme.num_groups(columns), -1)
@@ -108,6 +110,20 @@ def round_to_nearest(weight: NDArray[Any], scheme: QuantScheme) -> QuantizedTens
         None if scheme.symmetric else zeros.astype(np.uint8),
         input_scale=input_scale,
     )
+
+
+def _round_to_float4(weight: NDArray[np.float32], scheme: QuantScheme) -> QuantizedTensor:
+    """Scales that bring the largest weight of each group near 6; the global scale is 64."""
+    groups = weight.reshape(weight.shape[0], scheme.num_groups(weight.shape[1]), -1)
+    scales = np.maximum(np.abs(groups).max(axis=2) / 6, 2.0**-10)
+    if scheme.has_global_scale:
+        scales = (scales * 64).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) / 64
+    else:
+        scales = np.exp2(np.ceil(np.log2(scales))).astype(np.float32)
+    values = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    codes = np.abs(groups[..., None] / scales[..., None, None] - values).argmin(-1).astype(np.uint8)
+    unit = 64.0 if scheme.has_global_scale else None
+    return QuantizedTensor(scheme, codes.reshape(weight.shape), scales, global_scale=unit)
 
 
 def _round_to_float8(

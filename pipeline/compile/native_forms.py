@@ -2,14 +2,14 @@
 
 Integer weights keep their exact values: 4 bits and fewer with scales that
 float16 holds become int4, all others int8. What the layout can't say (groups
-that are no multiple of 32, columns in activation order, FP8) is dequantized.
+that are no multiple of 32, columns in activation order, FP8, FP4) is dequantized.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -117,7 +117,7 @@ def _groups_are_neighbours(weight: QuantizedTensor) -> bool:
 def _rows(weight: QuantizedTensor, form: WeightForm, first: int, last: int) -> RowBlock:
     rows = slice(first, last)
     zeros = None if weight.zero_points is None else weight.zero_points[rows]
-    part = QuantizedTensor(weight.scheme, weight.codes[rows], weight.scales[rows], zeros, weight.group_index)
+    part = replace(weight, codes=weight.codes[rows], scales=weight.scales[rows], zero_points=zeros)
     if not form.is_integer:
         return RowBlock(part.dequantize().astype(form.dtype))
     repeats = form.groups // part.scales.shape[1]

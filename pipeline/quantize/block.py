@@ -269,6 +269,7 @@ def _quantize_group(
                 tensor.scales[rows],
                 None if zeros is None else zeros[rows],
                 input_scale=scale,
+                global_scale=tensor.global_scale,
             )
             yield linear, own, _relative_error(errors[rows], weight[rows], inputs, linear.name)
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gristmill.runtime.errors import ModelError
+from gristmill.runtime.executors.reference.float_codes import float_values
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 
 __all__ = [
@@ -121,7 +122,7 @@ def dequantized(tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
     """
     assert tensor.group_index is None
     if tensor.scheme.type == "float":
-        values = grouped(torch.from_numpy(tensor.codes).view(torch.float8_e4m3fn).float(), tensor.scheme)
+        values = grouped(float_values(torch.from_numpy(tensor.codes), tensor.scheme.bits), tensor.scheme)
         return values.mul_(torch.from_numpy(tensor.scales)[..., None]).view(tensor.shape).to(dtype)
     codes = grouped(torch.from_numpy(tensor.codes).float(), tensor.scheme)
     zeros: float | torch.Tensor = float(tensor.scheme.midpoint)

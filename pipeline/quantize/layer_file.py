@@ -39,11 +39,8 @@ def write_layer(path: Path, result: BlockResult) -> None:
     tensors |= {_DENSE + name: tensor for name, tensor in result.dense.items()}
     rest = {
         "schemes": {name: tensor.scheme.to_dict() for name, tensor in result.quantized.items()},
-        "input_scales": {
-            name: tensor.input_scale
-            for name, tensor in result.quantized.items()
-            if tensor.input_scale is not None
-        },
+        "input_scales": {name: tensor.input_scale for name, tensor in result.quantized.items()},
+        "global_scales": {name: tensor.global_scale for name, tensor in result.quantized.items()},
         "errors": result.errors,
         "routed": result.routed,
         "notes": list(result.notes),
@@ -80,8 +77,14 @@ def _tensor(file: Any, name: str, rest: Mapping[str, Any]) -> QuantizedTensor:
     scheme = QuantScheme.from_dict(rest["schemes"][name])
     zeros = None if scheme.symmetric else file.get_tensor(_ZEROS + name).numpy()
     codes, scales = file.get_tensor(_CODES + name), file.get_tensor(_SCALES + name)
-    input_scale = rest["input_scales"].get(name)
-    return QuantizedTensor(scheme, codes.numpy(), scales.numpy(), zeros, input_scale=input_scale)
+    return QuantizedTensor(
+        scheme,
+        codes.numpy(),
+        scales.numpy(),
+        zeros,
+        input_scale=rest["input_scales"][name],
+        global_scale=rest["global_scales"][name],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ QUANTIZE_CODE = (
     "gristmill.runtime.architectures",
     "gristmill.runtime.executors.reference.activations",
     "gristmill.runtime.executors.reference.blocks",
+    "gristmill.runtime.executors.reference.float_codes",
     "gristmill.runtime.executors.reference.linears",
     "gristmill.runtime.executors.reference.mlp",
     "gristmill.runtime.scheme",

@@ -8,7 +8,8 @@
 The format speaks of signed values and packs them with 2^(bits-1) added: that is
 our unsigned code. Widths other than 2, 4 and 8 are the dense bit stream that
 compressed-tensors writes since June 2026. Weights of layers whose input is
-quantized too, and float8 weights, are in the formats of `naive_quantized.py`.
+quantized too, and float8 weights, are in the formats of `naive_quantized.py`,
+float4 weights in those of `float4_packed.py`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,10 @@ import numpy as np
 
 from gristmill.runtime.errors import ModelError, UnsupportedError
 from gristmill.runtime.formats.base import Load, load_pieces, num_groups, stored_scales
+from gristmill.runtime.formats.compressed_tensors_args import format_name
 from gristmill.runtime.formats.compressed_tensors_config import parse_config, quantization_config
-from gristmill.runtime.formats.naive_quantized import (
-    decode_bytes,
-    encode_bytes,
-    format_name,
-    layout_bytes,
-)
+from gristmill.runtime.formats.float4_packed import decode_float4, encode_float4, layout_float4
+from gristmill.runtime.formats.naive_quantized import decode_bytes, encode_bytes, layout_bytes
 from gristmill.runtime.packing import pack_rows, packed_words, unpack_rows
 from gristmill.runtime.safetensors_writer import TensorSpec
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme, ScaleDtype
@@ -57,6 +55,8 @@ _SCALE_DTYPES: Mapping[ScaleDtype, np.dtype[Any]] = {
 
 def layout(name: str, scheme: QuantScheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
     """The tensors that a weight [N, K] is stored as."""
+    if scheme.is_float4:
+        return layout_float4(name, scheme, shape)
     if not _is_packed(scheme):
         return layout_bytes(name, scheme, shape, _SCALE_DTYPES[scheme.scale_dtype])
     rows, columns = shape
@@ -74,6 +74,8 @@ def layout(name: str, scheme: QuantScheme, shape: tuple[int, int]) -> dict[str, 
 def encode(name: str, tensor: QuantizedTensor) -> dict[str, Tensor]:
     """The stored tensors. Raises UnsupportedError for a group index, and for schemes that no format holds."""
     scheme = tensor.scheme
+    if scheme.is_float4:
+        return encode_float4(name, tensor)
     if not _is_packed(scheme):
         return encode_bytes(name, tensor, _SCALE_DTYPES[scheme.scale_dtype])
     _check_storable(name, tensor)
@@ -90,6 +92,8 @@ def encode(name: str, tensor: QuantizedTensor) -> dict[str, Tensor]:
 
 def decode(name: str, load: Load, scheme: QuantScheme) -> QuantizedTensor:
     """Inverse of `encode`. Raises ModelError if the stored tensors do not fit together."""
+    if scheme.is_float4:
+        return decode_float4(name, load, scheme)
     if not _is_packed(scheme):
         return decode_bytes(name, load, scheme, _SCALE_DTYPES[scheme.scale_dtype])
     stored_shape = load(f"{name}.weight_shape")
@@ -107,6 +111,8 @@ def decode(name: str, load: Load, scheme: QuantScheme) -> QuantizedTensor:
 
 def stored_scheme(name: str, scheme: QuantScheme, dtype_of: Callable[[str], np.dtype[Any]]) -> QuantScheme:
     """`scheme` with the scale dtype of the stored scales, which the configuration need not tell."""
+    if scheme.is_float4:
+        return scheme
     found = dtype_of(f"{name}.weight_scale")
     for scale_dtype, dtype in _SCALE_DTYPES.items():
         if dtype == found:

@@ -9,7 +9,7 @@ from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.formats.base import refuse_keys
 from gristmill.runtime.scheme import ActivationScheme, QuantScheme, ScaleDtype
 
-__all__ = ["WHERE", "activations_block", "expect", "parse_scheme", "weights_block"]
+__all__ = ["WHERE", "activations_block", "expect", "format_name", "parse_scheme", "weights_block"]
 
 WHERE = "quantization_config of compressed-tensors"
 
@@ -33,21 +33,41 @@ _SCALE_DTYPES: Mapping[str | None, ScaleDtype] = {
     "torch.float16": "float16",
     "torch.float32": "float32",
 }
+_FLOAT4_SCALES: Mapping[int, tuple[str, ScaleDtype]] = {
+    16: ("torch.float8_e4m3fn", "float8_e4m3fn"),
+    32: ("torch.uint8", "float8_e8m0fnu"),
+}
+"""By group size: what compressed-tensors calls the type of scales, and what it means."""
+
+
+def format_name(scheme: QuantScheme) -> str:
+    """What compressed-tensors calls the format that a scheme is stored in."""
+    if scheme.is_float4:
+        return "nvfp4-pack-quantized" if scheme.has_global_scale else "mxfp4-pack-quantized"
+    if scheme.activation is None:
+        return "pack-quantized" if scheme.type == "int" else "naive-quantized"
+    return f"{scheme.type}-quantized"
 
 
 def weights_block(scheme: QuantScheme) -> dict[str, Any]:
     """The block `weights`."""
     size = scheme.group_size
     block = scheme.group_rows > 1
+    strategy = "channel" if size == -1 else "block" if block else "group"
+    float4: dict[str, str] = {}
+    if scheme.is_float4:
+        stored, _ = _FLOAT4_SCALES[size]
+        float4 = {"scale_dtype": stored, "zp_dtype": stored}
     return {
         "num_bits": scheme.bits,
         "type": scheme.type,
         "symmetric": scheme.symmetric,
-        "strategy": "channel" if size == -1 else "block" if block else "group",
+        "strategy": "tensor_group" if scheme.has_global_scale else strategy,
         "group_size": None if size == -1 or block else size,
         **({"block_structure": [size, size]} if block else {}),
         "dynamic": False,
         "actorder": None,
+        **float4,
     }
 
 
@@ -74,11 +94,13 @@ def parse_scheme(name: str, weights: Any, activations: Any) -> QuantScheme:
     refuse_keys(f"{WHERE}, {where}", weights, _KEYS)
     expect(f"{where}.type", weights.get("type", "int"), "int", "float")
     is_float = weights.get("type") == "float"
-    expect(f"{where}.num_bits", weights.get("num_bits", 8), *((8,) if is_float else range(2, 9)))
+    expect(f"{where}.num_bits", weights.get("num_bits", 8), *((4, 8) if is_float else range(2, 9)))
     expect(f"{where}.dynamic", weights.get("dynamic", False), False)
     expect(f"{where}.symmetric", weights.get("symmetric", True), True, *(() if is_float else (False,)))
     # Activation order by static groups leaves no trace in the file; "group" would need a group index.
     expect(f"{where}.actorder", weights.get("actorder"), None, False, "weight", "static")
+    if is_float and weights.get("num_bits") == 4:
+        return _parse_float4(where, weights, activations)
     expect(f"{where}.scale_dtype", weights.get("scale_dtype"), *_SCALE_DTYPES)
     size = _block_size(where, weights) if is_float else _group_size(where, weights)
     return QuantScheme(
@@ -89,6 +111,20 @@ def parse_scheme(name: str, weights: Any, activations: Any) -> QuantScheme:
         scale_dtype=_SCALE_DTYPES[weights.get("scale_dtype")],
         activation=None if activations is None else _parse_activations(name, activations, size),
     )
+
+
+def _parse_float4(where: str, weights: Mapping[str, Any], activations: Any) -> QuantScheme:
+    size = weights.get("group_size")
+    expect(f"{where}.group_size", size, *_FLOAT4_SCALES)
+    stored, meant = _FLOAT4_SCALES[cast(int, size)]
+    scheme = QuantScheme(4, cast(int, size), True, "float", scale_dtype=meant)
+    expect(
+        f"{where}.strategy", weights.get("strategy"), "tensor_group" if scheme.has_global_scale else "group"
+    )
+    expect(f"{where}.scale_dtype", weights.get("scale_dtype"), None, stored)
+    expect(f"{where}.block_structure", weights.get("block_structure"), None)
+    expect("input_activations beside float4 weights", activations, None)
+    return scheme
 
 
 def expect(where: str, found: Any, *allowed: Any) -> None:

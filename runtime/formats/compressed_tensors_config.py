@@ -12,17 +12,24 @@ from gristmill.runtime.formats.compressed_tensors_args import (
     WHERE,
     activations_block,
     expect,
+    format_name,
     parse_scheme,
     weights_block,
 )
-from gristmill.runtime.formats.naive_quantized import format_name
 from gristmill.runtime.scheme import QuantScheme
 
 __all__ = ["parse_config", "quantization_config"]
 
 _MIXED = "mixed-precision"
 _DENSE = "dense"
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+)
 _BLOCK_KEYS = (
     "config_groups",
     "format",
@@ -124,7 +131,7 @@ def _parse_group(name: str, group: Any, block_format: str) -> tuple[list[str], Q
     expect(f"{name}.format", stored, *_FORMATS)
     expect(f"{name}.output_activations", group.get("output_activations"), None)
     scheme = parse_scheme(name, group.get("weights"), group.get("input_activations"))
-    is_float8 = scheme.type == "float" and scheme.activation is None
+    is_float8 = scheme.type == "float" and scheme.bits == 8 and scheme.activation is None
     expect(f"{name}.format", stored, format_name(scheme), *(("float-quantized",) if is_float8 else ()))
     return _names(f"{name}.targets", group.get("targets")), scheme
 

@@ -19,23 +19,17 @@ from numpy.typing import NDArray
 
 from gristmill.runtime.errors import ModelError, UnsupportedError
 from gristmill.runtime.formats.base import Load, load_pieces, num_groups, stored_scales
+from gristmill.runtime.formats.compressed_tensors_args import format_name
 from gristmill.runtime.safetensors_writer import TensorSpec
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
 
-__all__ = ["decode_bytes", "encode_bytes", "format_name", "layout_bytes"]
+__all__ = ["decode_bytes", "encode_bytes", "layout_bytes"]
 
 _INT8 = np.dtype(np.int8)
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _NAN = np.uint8(0x7F)
 """The only float8 (E4M3) that is not a number, but for its sign."""
-
-
-def format_name(scheme: QuantScheme) -> str:
-    """What compressed-tensors calls the format that a scheme is stored in."""
-    if scheme.activation is None:
-        return "pack-quantized" if scheme.type == "int" else "naive-quantized"
-    return f"{scheme.type}-quantized"
 
 
 def layout_bytes(

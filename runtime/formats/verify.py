@@ -87,6 +87,10 @@ def _compare_quantized(checkpoint: Checkpoint, linear: LinearPlan, expected: Qua
     _compare(folder, f"{name} (codes)", found.codes, expected.codes)
     _compare(folder, f"{name} (scales)", found.scales, expected.scales)
     _compare(folder, f"{name} (zero points)", _zero_points(found), _zero_points(expected))
+    if found.global_scale != expected.global_scale:
+        raise IntegrityError(
+            f"global scale of {name} in {folder}", found=found.global_scale, expected=expected.global_scale
+        )
     if found.input_scale != expected.input_scale:
         raise IntegrityError(
             f"input scale of {name} in {folder}", found=found.input_scale, expected=expected.input_scale

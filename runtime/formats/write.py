@@ -96,7 +96,7 @@ class _Content:
         if linear not in self.linears:
             return {name: self._plain(name)}
         tensor = self.quantized[linear]
-        if self.format.SCALES_IN_MODEL_DTYPE:
+        if self.format.SCALES_IN_MODEL_DTYPE and not tensor.scheme.is_float4:
             stored_scales(linear, tensor.scales, self.model_dtype)
         return self.format.encode(linear, tensor)
 

@@ -93,6 +93,8 @@ ROWS = (
     ),
     Row("FP8 dynamic", "rtn", True, FLOAT8, kl_limit=0.029 / 0.0249, time_limit=None, scheme="FP8_DYNAMIC"),
     Row("W4A8 GPTQ", "gptq", True, None, scheme="W4A8", more=", group_size: 64"),
+    Row("NVFP4A16", "rtn", True, None, scheme="NVFP4A16"),
+    Row("MXFP4A16", "rtn", True, None, scheme="MXFP4A16"),
     Row("RTN sym", "rtn", True, Peer("plain rounding", 0.401, 0.474, 28.53, 0.674, 0.14), None, None),
     Row("RTN asym", "rtn", False, PLAIN_ASYM, None, None),
     Row("3 bits: RTN asym", "rtn", False, None, bits=3),

@@ -1,4 +1,4 @@
-"""A whole build with quantized inputs: from the recipe to an artifact that the reference engine serves."""
+"""A whole build with quantized inputs or float4 weights: from the recipe to an artifact that is served."""
 
 from __future__ import annotations
 
@@ -34,3 +34,17 @@ def test_a_build_proves_what_it_serves(tmp_path: Path, write_recipe: Any, name: 
     assert group["input_activations"]["strategy"] == "token"
     schemes = open_checkpoint(artifact.folder / "checkpoint").schemes
     assert {scheme.name for scheme in schemes.values()} == {name}
+
+
+@pytest.mark.parametrize(("name", "bits"), [("NVFP4A16", 4.5), ("MXFP4A16", 4.25)])
+def test_a_build_of_float4_weights_is_served_by_both_engines(
+    tmp_path: Path, write_recipe: Any, name: str, bits: float
+) -> None:
+    quantize, compile = {"scheme": name, "method": "rtn"}, ["native-x86"]
+    recipe = write_recipe(tmp_path / "recipe", quantize=quantize, compile=compile, calibration=None)
+    manifest = build(load_recipe(str(recipe)), Store(tmp_path / "store")).manifest
+    assert [group.name for group in manifest.schemes] == [name]
+    assert manifest.bits_per_weight.quantized_layers == bits
+    assert {engine.target for engine in manifest.engines} == {"reference", "native-x86"}
+    reference, native = (manifest.validation[engine].kl.mean for engine in ("reference", "native-x86"))
+    assert native == pytest.approx(reference, rel=0.25)

@@ -1,4 +1,4 @@
-"""Schemes that quantize inputs fix what they fix, and are refused with what does not fit them."""
+"""Named schemes fix what they fix, and are refused with what does not fit them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ def recipe(folder: Path, quantize: str, *, calibrated: bool = True, rest: str = 
         ("scheme: FP8_DYNAMIC, method: rtn", QuantScheme(8, -1, True, "float", activation=FLOAT_TOKEN)),
         ("scheme: FP8_BLOCK, method: rtn", QuantScheme(8, 128, True, "float", activation=FLOAT_GROUP)),
         ("scheme: FP8A16, method: rtn", QuantScheme(8, -1, True, "float")),
+        ("scheme: NVFP4A16, method: rtn", QuantScheme(4, 16, True, "float", "float8_e4m3fn")),
+        ("scheme: MXFP4A16, method: rtn", QuantScheme(4, 32, True, "float", "float8_e8m0fnu")),
         ("scheme: W8A8, method: rtn, group_size: -1, bits: 8", QuantScheme(8, -1, True, activation=TOKEN)),
     ],
 )
@@ -108,6 +110,8 @@ def test_a_name_says_what_layers_become_and_survives_resolving(
             "found static: true; expected static: false, as W4A8 says",
         ),
         ("scheme: W2A8, group_size: 64, method: rtn", 'found text "W2A8"; expected W4A16, '),
+        ("scheme: NVFP4A16, method: gptq", "found the method gptq for NVFP4A16; expected rtn"),
+        ("scheme: NVFP4A16, method: rtn, group_size: 32", "expected 16, as NVFP4A16 says"),
         ("scheme: NVFP4, method: rtn", 'found text "NVFP4"'),
         ("scheme: MXFP4, method: rtn", 'found text "MXFP4"'),
     ],
@@ -126,7 +130,7 @@ def test_static_scales_need_calibration(tmp_path: Path, quantize: str) -> None:
         recipe(tmp_path, quantize, calibrated=False)
 
 
-@pytest.mark.parametrize("scheme", ["W8A8", "FP8_DYNAMIC", "FP8_BLOCK", "FP8A16"])
+@pytest.mark.parametrize("scheme", ["W8A8", "FP8_DYNAMIC", "FP8_BLOCK", "FP8A16", "NVFP4A16"])
 def test_dynamic_scales_need_no_calibration(tmp_path: Path, scheme: str) -> None:
     assert recipe(tmp_path, f"scheme: {scheme}, method: rtn", calibrated=False).calibration is None
 
@@ -141,5 +145,7 @@ def test_an_engine_that_does_not_quantize_inputs_is_refused(tmp_path: Path) -> N
 def test_the_awq_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="found awq for 8 bits"):
         recipe(tmp_path, "scheme: FP8_DYNAMIC, method: rtn", rest="checkpoint: awq\n")
+    with pytest.raises(RecipeError, match="found awq, which does not hold MXFP4A16"):
+        recipe(tmp_path, "scheme: MXFP4A16, method: rtn", rest="checkpoint: awq\n")
     with pytest.raises(RecipeError, match="found awq, which does not hold W4A8"):
         recipe(tmp_path, "scheme: W4A8, group_size: 64, method: rtn", rest="checkpoint: awq\n")

@@ -10,6 +10,7 @@ import torch
 from gristmill.runtime.errors import ModelError
 from gristmill.runtime.executors.reference.activations import require_supported
 from gristmill.runtime.executors.reference.blocks import to_torch
+from gristmill.runtime.executors.reference.float_codes import float_values
 from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
@@ -53,7 +54,7 @@ def dequantize(quantized: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
     for first in range(0, codes.shape[0], _ROWS_AT_ONCE):
         rows = slice(first, first + _ROWS_AT_ONCE)
         if quantized.scheme.type == "float":
-            weight[rows] = codes[rows].view(torch.float8_e4m3fn).float() * scales[rows][:, groups]
+            weight[rows] = float_values(codes[rows], quantized.scheme.bits) * scales[rows][:, groups]
             continue
         zero = quantized.scheme.midpoint if zeros is None else zeros[rows].float()[:, groups]
         weight[rows] = (codes[rows].float() - zero) * scales[rows][:, groups]

@@ -13,6 +13,7 @@ from gristmill.pipeline.compile.native_forms import common_form, linear_part, qu
 from gristmill.runtime.errors import ModelError, UnsupportedError
 from gristmill.runtime.kernels.layout import WeightForm
 from gristmill.runtime.scheme import ActivationScheme, QuantizedTensor, QuantScheme
+from tests.tiny_checkpoints import round_to_nearest
 
 Quantized = Callable[..., QuantizedTensor]
 GROUPS_OF_32 = QuantScheme(4, 32, symmetric=True)
@@ -59,16 +60,21 @@ def test_an_index_of_neighbouring_groups_changes_nothing(quantized: Quantized) -
     assert linear_part("x", indexed, "bfloat16").form == WeightForm("int4", 64, 32)
 
 
-def test_float_codes_are_dequantized(quantized: Quantized) -> None:
-    fp8 = quantized(_fp8(), 8, 64)
-    part = linear_part("x", fp8, "bfloat16")
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        QuantScheme(8, -1, True, "float"),
+        QuantScheme(4, 16, True, "float", "float8_e4m3fn"),
+        QuantScheme(4, 32, True, "float", "float8_e8m0fnu"),
+    ],
+    ids=lambda scheme: scheme.name,
+)
+def test_float_codes_are_dequantized(scheme: QuantScheme) -> None:
+    weight = round_to_nearest(np.random.default_rng(0).standard_normal((8, 64)), scheme)
+    part = linear_part("x", weight, "bfloat16")
     assert part.form.kind == "bfloat16"
-    expected = fp8.dequantize().astype(ml_dtypes.bfloat16)
-    np.testing.assert_array_equal(part.rows(part.form, 0, 8).values, expected)
-
-
-def _fp8() -> QuantScheme:
-    return QuantScheme(8, -1, symmetric=True, type="float")
+    expected = weight.dequantize().astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(part.rows(part.form, 2, 8).values, expected[2:])
 
 
 def test_beside_a_dequantized_part_all_are_dequantized(quantized: Quantized) -> None:

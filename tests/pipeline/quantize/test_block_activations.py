@@ -26,6 +26,7 @@ W8A8_STATIC = replace(W8A8, activation=ActivationScheme("int", 8, "tensor", dyna
 FP8 = QuantScheme(8, -1, True, "float", activation=ActivationScheme("float", 8, "token", dynamic=True))
 FP8_STATIC = replace(FP8, activation=ActivationScheme("float", 8, "tensor", dynamic=False))
 FP8_BLOCK = QuantScheme(8, 32, True, "float", activation=ActivationScheme("float", 8, "group", dynamic=True))
+NVFP4 = QuantScheme(4, 16, True, "float", "float8_e4m3fn")
 W4 = QuantScheme(4, 16, symmetric=False)
 
 Weights = Mapping[str, torch.Tensor]
@@ -154,9 +155,19 @@ def test_blocks_do_not_span_two_linears(
     np.testing.assert_array_equal(first.quantized[name].scales, second.quantized[name].scales)
 
 
+def test_linears_that_kernels_fuse_share_their_global_scale(weights: dict[str, torch.Tensor]) -> None:
+    weights[LAYER.attention.q.weight] *= 100
+    result = quantize_block(LAYER, weights, None, settings_for("rtn", NVFP4))
+    for group in LAYER.input_groups:
+        assert len({result.quantized[linear.name].global_scale for linear in group}) == 1
+    scales = {tensor.global_scale for tensor in result.quantized.values()}
+    assert len(scales) > 1
+
+
 @pytest.mark.parametrize(
     ("method", "scheme", "message"),
     [
+        ("gptq", NVFP4, "method gptq; found float weights .NVFP4A16.; expected rtn"),
         ("gptq", FP8, "method gptq; found float weights .FP8_DYNAMIC_CHANNEL.; expected rtn"),
         ("smoothquant", FP8, "method smoothquant; found float weights"),
         ("awq", W4A8, "method awq; found quantized inputs .W4A8_G16."),

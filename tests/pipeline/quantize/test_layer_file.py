@@ -22,9 +22,15 @@ def a_tensor(*, symmetric: bool) -> QuantizedTensor:
     return QuantizedTensor(QuantScheme(4, 32, symmetric, scale_dtype="float32"), codes, scales, zeros)
 
 
+def a_float4_tensor() -> QuantizedTensor:
+    codes = np.arange(32, dtype=np.uint8).reshape(2, 16) % 16
+    scheme = QuantScheme(4, 16, True, "float", "float8_e4m3fn")
+    return QuantizedTensor(scheme, codes, np.array([[0.5], [2]], np.float32), global_scale=64.0)
+
+
 @pytest.fixture
 def result() -> BlockResult:
-    quantized = {"a": a_tensor(symmetric=True), "b": a_tensor(symmetric=False)}
+    quantized = {"a": a_tensor(symmetric=True), "b": a_tensor(symmetric=False), "c": a_float4_tensor()}
     return BlockResult(
         quantized,
         {"norm.weight": torch.arange(4).bfloat16()},
@@ -35,7 +41,7 @@ def result() -> BlockResult:
 
 
 def assert_same(found: QuantizedTensor, expected: QuantizedTensor) -> None:
-    assert found.scheme == expected.scheme
+    assert (found.scheme, found.global_scale) == (expected.scheme, expected.global_scale)
     np.testing.assert_array_equal(found.codes, expected.codes)
     np.testing.assert_array_equal(found.dequantize(), expected.dequantize())
 

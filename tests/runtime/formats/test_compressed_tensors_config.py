@@ -137,7 +137,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         block({"type": "float", "num_bits": 8, "group_size": None, "strategy": "channel"}),
         r"group_0\.format; found 'pack-quantized'",
     ),
-    "float weights of 4 bits": (block({"type": "float"}), r"num_bits; found 4; expected 8"),
+    "float weights of 5 bits": (
+        block({"type": "float", "num_bits": 5}),
+        r"num_bits; found 5; expected 4 or 8",
+    ),
     "float weights with zero points": (
         block({"type": "float", "num_bits": 8, "symmetric": False}),
         "symmetric",

@@ -14,7 +14,8 @@ from gristmill.runtime.scheme import ActivationScheme, QuantScheme
 
 LINEARS = ["model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj", "lm_head"]
 
-READ = {
+READ: dict[str, dict[str, QuantScheme]] = {
+    "QC08": {},  # MXFP4 for experts alone
     "QC47": dict.fromkeys(LINEARS[:2], QuantScheme(4, 128, symmetric=False, scale_dtype="float16")),
     "QC78": dict.fromkeys(LINEARS[:2], QuantScheme(4, 128, symmetric=True)),
     "QC79": dict.fromkeys(
@@ -55,6 +56,13 @@ def test_every_case_of_the_field_is_read_or_refused(data_dir: Path) -> None:
     assert outcomes == READ
 
 
+def test_experts_of_a_published_mxfp4_model_are_read(data_dir: Path) -> None:
+    expert = "model.layers.1.mlp.experts.0.up_proj"
+    config = field_cases(data_dir)["QC08"]
+    found = format_of(config).parse_config(config, [expert, *LINEARS])
+    assert {name: scheme.name for name, scheme in found.items()} == {expert: "MXFP4A16"}
+
+
 def test_refusals_name_the_method_and_its_algorithm(data_dir: Path) -> None:
     for name, config in field_cases(data_dir).items():
         method = config.get("quant_method")
@@ -69,7 +77,6 @@ def test_refusals_name_the_method_and_its_algorithm(data_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("QC08", "format; found 'mxfp4-pack-quantized'"),
         ("QC09", r"quant_method modelopt \(NVFP4\)"),
         ("QC28", "strategy; found 'tensor'"),
         ("QC29", "strategy; found 'tensor'"),

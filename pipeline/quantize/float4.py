@@ -1,0 +1,84 @@
+"""Float4 weights, E2M1, in groups that share a scale of 8 bits: NVFP4 and MXFP4.
+
+MXFP4 (Open Compute Project, Microscaling Formats v1.0, 2023): groups of 32,
+scales are powers of two. NVFP4: groups of 16, scales are float8 (E4M3) under
+one global scale for the whole weight, which brings them into their range; here
+that is a power of two, so that no product of a weight is rounded.
+
+The scale that brings a group's largest weight to 6, the largest number of the
+type, is not always the best: the steps from 4 to 6 are wide. A few about it are
+tried, and each group keeps the one with the least squared rounding error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from gristmill.pipeline.quantize.grids import finite_scales, grouped
+from gristmill.runtime.errors import ModelError
+from gristmill.runtime.executors.reference.float_codes import float_values
+from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
+
+__all__ = ["FLOAT4_MAX", "quantize_float4"]
+
+FLOAT4_MAX = 6.0
+_SCALE_MAX = 448.0  # of float8, E4M3
+_SCALE_MIN = 2.0**-9
+_STRETCHES = (1.0, 1.5, 1.25, 0.875)
+"""Multiples of the scale that just holds the largest weight: 1.5 brings it to 4."""
+
+
+def quantize_float4(weight: torch.Tensor, scheme: QuantScheme, *, name: str = "weight") -> QuantizedTensor:
+    """`weight`, float32 [N, K], to the nearest values of the format.
+
+    Linears that are rounded as one weight share their global scale, as fused
+    kernels want it. Raises InputError for a K that groups do not divide,
+    ModelError, naming the linear, for a weight that is not finite.
+    """
+    values = grouped(weight, scheme)
+    largest = values.abs().amax(-1)
+    if not torch.isfinite(largest).all():
+        raise ModelError(f"a weight of {name} is not finite")
+    global_scale = _global_scale(float(largest.max())) if scheme.has_global_scale else None
+    candidates = torch.stack(list(_candidates(largest / FLOAT4_MAX, global_scale)))
+    errors = torch.stack([_lost(values, scales) for scales in candidates])
+    scales = candidates.gather(0, errors.argmin(0, keepdim=True))[0]
+    codes = _nearest(values, scales).view_as(weight).numpy()
+    scales = finite_scales(scales, scheme, name)
+    return QuantizedTensor(scheme, codes, scales.numpy(), global_scale=global_scale)
+
+
+def _global_scale(largest: float) -> float:
+    """The largest power of two that leaves every candidate scale in the range of float8."""
+    if largest == 0:
+        return 1.0
+    return 2.0 ** math.floor(math.log2(_SCALE_MAX * FLOAT4_MAX / (largest * max(_STRETCHES))))
+
+
+def _candidates(exact: torch.Tensor, global_scale: float | None) -> Iterator[torch.Tensor]:
+    """Storable scales near `exact` [N, G]; any will do for a group of zeros."""
+    exact = exact.masked_fill(exact == 0, 1.0 if global_scale is None else 1.0 / global_scale)
+    if global_scale is None:
+        smaller = (exact / torch.frexp(exact).mantissa).div_(2).clamp_(2.0**-127, 2.0**126)
+        yield from (smaller, 2 * smaller)
+        return
+    for stretch in _STRETCHES:
+        stored = (exact * (stretch * global_scale)).clamp_(_SCALE_MIN, _SCALE_MAX)
+        yield stored.to(torch.float8_e4m3fn).float().div_(global_scale)
+
+
+def _lost(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Squared rounding error of each group."""
+    rounded = float_values(_nearest(values, scales), 4).mul_(scales[..., None])
+    return rounded.sub_(values).square_().sum(-1)
+
+
+def _nearest(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The codes nearest to `values` [N, G, size], ties to even; what lies beyond the largest is clamped."""
+    steps = (values / scales[..., None]).clamp_(-FLOAT4_MAX, FLOAT4_MAX).numpy()
+    return torch.from_numpy(steps.astype(ml_dtypes.float4_e2m1fn).view(np.uint8))
