@@ -29,6 +29,8 @@ __all__ = ["FLOAT4_MAX", "quantize_float4"]
 FLOAT4_MAX = 6.0
 _SCALE_MAX = 448.0  # of float8, E4M3
 _SCALE_MIN = 2.0**-9
+_MAX_EXPONENT = 126  # of a global scale that float32 holds, as its inverse
+_CHUNK_ELEMENTS = 1 << 18  # rounded at a time: few enough that temporaries stay in the L2 cache
 _STRETCHES = (1.0, 1.5, 1.25, 0.875)
 """Multiples of the scale that just holds the largest weight: 1.5 brings it to 4."""
 
@@ -41,23 +43,31 @@ def quantize_float4(weight: torch.Tensor, scheme: QuantScheme, *, name: str = "w
     ModelError, naming the linear, for a weight that is not finite.
     """
     values = grouped(weight, scheme)
-    largest = values.abs().amax(-1)
-    if not torch.isfinite(largest).all():
+    largest = float(weight.abs().max())
+    if not math.isfinite(largest):
         raise ModelError(f"a weight of {name} is not finite")
-    global_scale = _global_scale(float(largest.max())) if scheme.has_global_scale else None
-    candidates = torch.stack(list(_candidates(largest / FLOAT4_MAX, global_scale)))
+    global_scale = _global_scale(largest) if scheme.has_global_scale else None
+    rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
+    parts = [_round(chunk, global_scale) for chunk in torch.split(values, rows)]
+    codes = torch.cat([codes for codes, _ in parts]).view_as(weight)
+    scales = finite_scales(torch.cat([scales for _, scales in parts]), scheme, name)
+    return QuantizedTensor(scheme, codes.numpy(), scales.numpy(), global_scale=global_scale)
+
+
+def _round(values: torch.Tensor, global_scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of `values` [N, G, size] and the best of the candidate scales, [N, G]."""
+    candidates = torch.stack(list(_candidates(values.abs().amax(-1) / FLOAT4_MAX, global_scale)))
     errors = torch.stack([_lost(values, scales) for scales in candidates])
     scales = candidates.gather(0, errors.argmin(0, keepdim=True))[0]
-    codes = _nearest(values, scales).view_as(weight).numpy()
-    scales = finite_scales(scales, scheme, name)
-    return QuantizedTensor(scheme, codes, scales.numpy(), global_scale=global_scale)
+    return _nearest(values, scales), scales
 
 
 def _global_scale(largest: float) -> float:
     """The largest power of two that leaves every candidate scale in the range of float8."""
     if largest == 0:
         return 1.0
-    return 2.0 ** math.floor(math.log2(_SCALE_MAX * FLOAT4_MAX / (largest * max(_STRETCHES))))
+    exponent = math.floor(math.log2(_SCALE_MAX * FLOAT4_MAX / (largest * max(_STRETCHES))))
+    return 2.0 ** min(exponent, _MAX_EXPONENT)
 
 
 def _candidates(exact: torch.Tensor, global_scale: float | None) -> Iterator[torch.Tensor]:
