@@ -31,7 +31,7 @@ def nearest(steps: torch.Tensor) -> torch.Tensor:
 
 
 @both
-@pytest.mark.parametrize("size", [1e-8, 1.0, 1e6])
+@pytest.mark.parametrize("size", [1e-36, 1e-8, 1.0, 1e6, 1e37])
 def test_each_weight_becomes_the_nearest_value_of_its_scale(scheme: QuantScheme, size: float) -> None:
     weight = random_weight() * size
     tensor = quantize_float4(weight, scheme)
@@ -62,6 +62,18 @@ def test_no_group_loses_more_than_with_the_scale_of_its_largest_weight(scheme: Q
     rounded = nearest(groups / plain[..., None]) * plain[..., None]
     lost = (torch.from_numpy(tensor.dequantize()) - weight).view_as(groups).square().sum(-1)
     assert (lost <= (rounded - groups).square().sum(-1) * (1 + 1e-5)).all()
+
+
+def test_a_large_weight_is_rounded_in_pieces_to_the_same() -> None:
+    weight = random_weight(rows=3000)
+    whole, half = quantize_float4(weight, NVFP4), quantize_float4(weight[:1500], NVFP4)
+    np.testing.assert_array_equal(whole.codes[:1500], half.codes)
+    np.testing.assert_array_equal(whole.scales[:1500], half.scales)
+
+
+def test_weights_near_the_smallest_of_float32_have_a_global_scale_that_it_holds() -> None:
+    tensor = quantize_float4(torch.full((1, 16), 1e-42), NVFP4)
+    assert np.isfinite(np.float32(tensor.global_scale))
 
 
 def test_the_global_scale_uses_the_range_of_float8_and_is_a_power_of_two() -> None:
