@@ -217,10 +217,10 @@ def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) ->
         executor.close()
         other = None
         if independent:
-            if row.scheme is None:
+            if row.scheme is None and not recipe.quantize.rotate:
                 torch.save(load_weights(opened, torch.bfloat16), folder / "weights.pt")
                 other = evaluate(reference, ["--sd", str(folder / "weights.pt")])
-            else:  # inputs are quantized too: transformers loads the checkpoint itself
+            else:  # with quantized inputs or a head of its own: transformers loads the checkpoint itself
                 other = evaluate(reference, [], checkpoint)
     wiki, chat = result.data
     stored, weights = stored_bits(model.plan.linears, model.schemes)
