@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import ml_dtypes
 import numpy as np
 import torch
 from pydantic import TypeAdapter
@@ -20,8 +19,10 @@ from gristmill.pipeline.quantize.run import QuantizedModel, walk_compute
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.runtime.executors.reference.blocks import to_torch
 from gristmill.runtime.files import write_atomic
-from gristmill.runtime.kv_scales import FLOAT8_MOST, KVScales, LayerKVScales, ScaleShare
+from gristmill.runtime.kv_scales import KVScales, LayerKVScales, ScaleShare
 from gristmill.runtime.model_plan import LayerPlan
+from gristmill.runtime.safetensors_files import MODEL_DTYPES
+from gristmill.runtime.scheme import FLOAT8_MAX
 
 __all__ = ["calibrate_kv", "kv_scales_of"]
 
@@ -33,8 +34,9 @@ _CODE = (
     "gristmill.pipeline.quantize.block",
     "gristmill.runtime.executors.reference",
     "gristmill.runtime.kv_scales",
+    "gristmill.runtime.safetensors_files",
+    "gristmill.runtime.scheme",
 )
-_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
 
 def calibrate_kv(
@@ -81,20 +83,18 @@ def kv_scales_of(peaks: Sequence[KVPeaks], share: ScaleShare, dtype: str) -> KVS
 
 def _scales(peaks: Sequence[float], share: ScaleShare, dtype: str) -> tuple[float, ...]:
     shared = [max(peaks)] if share == "tensor" else peaks
-    return tuple(_rounded_up(peak / FLOAT8_MOST, dtype) if peak > 0 else 1.0 for peak in shared)
+    return tuple(_rounded_up(peak / FLOAT8_MAX, dtype) if peak > 0 else 1.0 for peak in shared)
 
 
 def _rounded_up(scale: float, dtype: str) -> float:
-    kind = _DTYPES[dtype]
+    kind = MODEL_DTYPES[dtype]
     stored = np.asarray(scale, kind)
     return float(stored if float(stored) >= scale else np.nextafter(stored, np.asarray(np.inf, kind)))
 
 
 def _served(model: BuildModel, quantized: QuantizedModel, layer: LayerPlan, dtype: torch.dtype) -> Weights:
     weights = load_block(model.source, layer, dtype)
-    files = frozenset(quantized.tensors)
-    tensors = {
-        linear.name: quantized.tensors[linear.name] for linear in layer.linears if linear.name in files
-    }
+    known = quantized.tensors
+    tensors = {linear.name: known[linear.name] for linear in layer.linears if linear.name in known}
     dense = {name: to_torch(quantized.dense[name]).to(dtype) for name in weights if name in quantized.dense}
     return served_weights(weights, BlockResult(tensors, dense, {}))

@@ -12,6 +12,7 @@ from gristmill.recipes.schema import Recipe
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.errors import ModelError
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
+from gristmill.runtime.safetensors_files import MODEL_DTYPES
 from gristmill.runtime.scheme import QuantScheme, ScaleDtype
 from gristmill.runtime.sources.base import ModelSource
 from gristmill.runtime.sources.hf_folder import require_unquantized
@@ -19,8 +20,6 @@ from gristmill.runtime.sources.open import open_source
 from gristmill.runtime.tokenizer import Tokenizer
 
 __all__ = ["BuildModel", "open_model", "stored_bits"]
-
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +39,7 @@ class BuildModel:
     @property
     def size_bytes(self) -> int:
         """Bytes of all parameters in the checkpoint's own dtype."""
-        return self.plan.num_parameters() * DTYPE_BYTES[self.plan.dtype]
+        return self.plan.num_parameters() * MODEL_DTYPES[self.plan.dtype].itemsize
 
 
 def open_model(recipe: Recipe) -> BuildModel:

@@ -10,7 +10,6 @@ from gristmill.runtime.errors import InputError
 from gristmill.runtime.model_plan import ModelPlan
 
 __all__ = [
-    "FLOAT8_MOST",
     "KVScales",
     "LayerKVScales",
     "ScaleShare",
@@ -18,9 +17,6 @@ __all__ = [
     "scale_share",
     "with_scales",
 ]
-
-FLOAT8_MOST = 448.0
-"""The largest number of E4M3: what lies beyond it, after division by the scale, is cut to it."""
 
 ScaleShare = Literal["tensor", "head"]
 """What shares one scale: all heads of a layer's keys (and of its values), or one KV head."""

@@ -20,7 +20,15 @@ import numpy as np
 from gristmill.runtime.errors import ModelError
 from gristmill.runtime.sources.base import Tensor
 
-__all__ = ["DTYPES", "INDEX_FILE", "SINGLE_FILE", "SafetensorsFolder", "TensorEntry", "read_header"]
+__all__ = [
+    "DTYPES",
+    "INDEX_FILE",
+    "MODEL_DTYPES",
+    "SINGLE_FILE",
+    "SafetensorsFolder",
+    "TensorEntry",
+    "read_header",
+]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -45,6 +53,11 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         "BOOL": np.dtype(np.bool_),
     }
 )
+
+MODEL_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {"bfloat16": DTYPES["BF16"], "float16": DTYPES["F16"], "float32": DTYPES["F32"]}
+)
+"""By the name that a `ModelPlan` has for its dtype."""
 """numpy's type for each type name of a safetensors header."""
 
 _LENGTH_BYTES = 8

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from gristmill.runtime.errors import InputError
 
-__all__ = ["ActivationScheme", "QuantScheme", "QuantizedTensor", "fitting_group_sizes"]
+__all__ = ["FLOAT8_MAX", "ActivationScheme", "QuantScheme", "QuantizedTensor", "fitting_group_sizes"]
+
+FLOAT8_MAX = 448.0
+"""The largest number of float8 (E4M3): what lies beyond it, after division by the scale, is cut to it."""
 
 ScaleDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e8m0fnu"]
 _SCALE_BITS = {"bfloat16": 16, "float16": 16, "float32": 32, "float8_e4m3fn": 8, "float8_e8m0fnu": 8}

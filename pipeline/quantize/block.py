@@ -154,9 +154,8 @@ def quantize_block(
     result = BlockResult({}, {}, {})
     notes: list[str] = []
     seen: list[InputStatistics] = []
-    for index, group in enumerate(layer.input_groups):
-        if not any(settings.schemes.get(linear.name) for linear in layer.linears):
-            break
+    is_touched = any(settings.schemes.get(linear.name) for linear in layer.linears)
+    for index, group in enumerate(layer.input_groups if is_touched else ()):
         known = None if statistics is None else statistics.group(index, current)
         if known is not None and known.routed is not None:
             result.routed[expert_name(group[0])] = known.routed

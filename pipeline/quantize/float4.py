@@ -19,13 +19,12 @@ import torch
 
 from gristmill.pipeline.quantize.grids import finite_scales, grouped
 from gristmill.runtime.errors import ModelError
-from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
+from gristmill.runtime.scheme import FLOAT8_MAX, QuantizedTensor, QuantScheme
 
 __all__ = ["FLOAT4_MAX", "quantize_float4"]
 
 FLOAT4_MAX = 6.0
-_SCALE_MAX = 448.0  # of float8, E4M3
-_SCALE_MIN = 2.0**-9
+_SCALE_MIN = 2.0**-9  # of float8
 _MAX_EXPONENT = 126  # of a global scale that float32 holds, as its inverse
 _CHUNK_ELEMENTS = 1 << 18  # rounded at a time: few enough that temporaries stay in the L2 cache
 _STRETCHES = (1.0, 1.5, 1.25, 0.875)
@@ -63,7 +62,7 @@ def _global_scale(largest: float) -> float:
     """The largest power of two that leaves every candidate scale in the range of float8."""
     if largest == 0:
         return 1.0
-    exponent = math.floor(math.log2(_SCALE_MAX * FLOAT4_MAX / (largest * max(_STRETCHES))))
+    exponent = math.floor(math.log2(FLOAT8_MAX * FLOAT4_MAX / (largest * max(_STRETCHES))))
     return 2.0 ** min(exponent, _MAX_EXPONENT)
 
 
@@ -75,7 +74,7 @@ def _candidates(exact: torch.Tensor, global_scale: float | None) -> Iterator[tor
         yield from (smaller, 2 * smaller)
         return
     for stretch in _STRETCHES:
-        stored = (exact * (stretch * global_scale)).clamp_(_SCALE_MIN, _SCALE_MAX)
+        stored = (exact * (stretch * global_scale)).clamp_(_SCALE_MIN, FLOAT8_MAX)
         yield stored.to(torch.float8_e4m3fn).float().div_(global_scale)
 
 

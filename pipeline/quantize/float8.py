@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from gristmill.pipeline.quantize.grids import finite_scales, grouped, storable_scales
-from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
+from gristmill.runtime.scheme import FLOAT8_MAX, QuantizedTensor, QuantScheme
 
-__all__ = ["FLOAT8_MAX", "quantize_float8"]
-
-FLOAT8_MAX = 448.0
+__all__ = ["quantize_float8"]
 
 
 def quantize_float8(weight: torch.Tensor, scheme: QuantScheme, *, name: str = "weight") -> QuantizedTensor:

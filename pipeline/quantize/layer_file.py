@@ -96,6 +96,10 @@ class LazyTensors(Mapping[str, QuantizedTensor]):
     def __getitem__(self, name: str) -> QuantizedTensor:
         return read_linear(self.files[name], name)
 
+    def __contains__(self, name: object) -> bool:
+        """Without reading it, as the inherited one would."""
+        return name in self.files
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
 

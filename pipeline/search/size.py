@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gristmill.pipeline.model import DTYPE_BYTES, BuildModel
+from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.search.units import Unit
 from gristmill.runtime.formats.select import FORMATS, FormatName
+from gristmill.runtime.safetensors_files import MODEL_DTYPES
 from gristmill.runtime.scheme import QuantScheme
 
 __all__ = ["fixed_bytes", "unit_bytes"]
@@ -58,5 +59,5 @@ def fixed_bytes(model: BuildModel, format: FormatName) -> int:
             count = 1
             for size in shape:
                 count *= size
-            total += count * DTYPE_BYTES[model.plan.dtype] + len(name) + _HEADER_BYTES
+            total += count * MODEL_DTYPES[model.plan.dtype].itemsize + len(name) + _HEADER_BYTES
     return total + sum(map(len, model.source.side_files().values()))

@@ -18,7 +18,7 @@ from gristmill.runtime.formats.kv_scales import kv_cache_scheme, kv_scale_tensor
 from gristmill.runtime.formats.select import FORMATS, FormatName
 from gristmill.runtime.kv_scales import KVScales, scale_share
 from gristmill.runtime.model_plan import ModelPlan
-from gristmill.runtime.safetensors_files import DTYPES, INDEX_FILE, SINGLE_FILE
+from gristmill.runtime.safetensors_files import INDEX_FILE, MODEL_DTYPES, SINGLE_FILE
 from gristmill.runtime.safetensors_writer import TensorSpec, write_safetensors
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import ModelSource, Tensor
@@ -26,7 +26,6 @@ from gristmill.runtime.sources.base import ModelSource, Tensor
 __all__ = ["DEFAULT_SHARD_BYTES", "write_checkpoint"]
 
 DEFAULT_SHARD_BYTES = 4 << 30
-_MODEL_DTYPES = {"bfloat16": DTYPES["BF16"], "float16": DTYPES["F16"], "float32": DTYPES["F32"]}
 _Description = tuple[QuantScheme | None, dict[str, TensorSpec]]
 _HEAD = "lm_head"  # the module that other engines build even where the weights are tied
 
@@ -57,7 +56,7 @@ def write_checkpoint(
     names = _tensor_names(plan, source)
     linears, replaced = frozenset(quantized), frozenset(dense)
     _check_names(plan, names, linears, replaced)
-    weight_format, dtype = FORMATS[format], _MODEL_DTYPES[plan.dtype]
+    weight_format, dtype = FORMATS[format], MODEL_DTYPES[plan.dtype]
     added = _kv_scale_tensors(plan, kv_scales, format, dtype)
     content = _Content(source, quantized, dense, linears, replaced, added, weight_format, dtype)
     contents = {name: content.describe(name) for name in (*names, *added)}

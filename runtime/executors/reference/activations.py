@@ -10,11 +10,9 @@ from __future__ import annotations
 import torch
 
 from gristmill.runtime.errors import UnsupportedError
-from gristmill.runtime.scheme import QuantScheme
+from gristmill.runtime.scheme import FLOAT8_MAX, QuantScheme
 
 __all__ = ["fake_quantize", "input_range", "require_supported"]
-
-_FLOAT8_MAX = 448.0
 
 
 def fake_quantize(x: torch.Tensor, scheme: QuantScheme, input_scale: torch.Tensor | None) -> torch.Tensor:
@@ -37,14 +35,14 @@ def fake_quantize(x: torch.Tensor, scheme: QuantScheme, input_scale: torch.Tenso
     if activation.type == "int":
         codes = codes.round_().clamp_(-128, 127)
     else:
-        codes = codes.clamp_(-_FLOAT8_MAX, _FLOAT8_MAX).to(torch.float8_e4m3fn).float()
+        codes = codes.clamp_(-FLOAT8_MAX, FLOAT8_MAX).to(torch.float8_e4m3fn).float()
     return codes.mul_(scale).reshape(x.shape).to(x.dtype)
 
 
 def input_range(scheme: QuantScheme) -> float:
     """The input that a scale of 1 is for: half the codes' range, as compressed-tensors takes it."""
     assert scheme.activation is not None
-    return 127.5 if scheme.activation.type == "int" else _FLOAT8_MAX
+    return 127.5 if scheme.activation.type == "int" else FLOAT8_MAX
 
 
 def require_supported(name: str, scheme: QuantScheme, *, is_head: bool = False) -> None:

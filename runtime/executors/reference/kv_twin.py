@@ -13,7 +13,7 @@ from types import MappingProxyType
 import torch
 
 from gristmill.runtime.executors.base import KVDtype
-from gristmill.runtime.kv_scales import FLOAT8_MOST
+from gristmill.runtime.scheme import FLOAT8_MAX
 
 __all__ = ["KV_STORAGE", "hadamard", "keys_through_cache", "values_through_cache"]
 
@@ -72,7 +72,7 @@ def values_through_cache(x: torch.Tensor, dtype: KVDtype, scales: torch.Tensor) 
 
 def _as_float8(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     by_head = scales[:, None]
-    stored = (x.float() / by_head).clamp(-FLOAT8_MOST, FLOAT8_MOST).to(torch.float8_e4m3fn)
+    stored = (x.float() / by_head).clamp(-FLOAT8_MAX, FLOAT8_MAX).to(torch.float8_e4m3fn)
     return stored.float() * by_head
 
 
