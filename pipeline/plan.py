@@ -13,7 +13,7 @@ from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.quantize.block import QuantizeSettings
 from gristmill.pipeline.quantize.run import walk_compute
 from gristmill.pipeline.search.stage import split_sequences
-from gristmill.pipeline.validate.data import HeldOut
+from gristmill.pipeline.validate.data import HeldOut, longest_window
 from gristmill.runtime.errors import InputError, OutsideError
 from gristmill.runtime.memory import free_memory
 from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan, MoePlan
@@ -186,8 +186,7 @@ def _validate(plan: ModelPlan, held_out: Sequence[HeldOut], engines: int, *, str
         return model
     served = (_reference(plan, streamed=streamed) + engines * plan.num_parameters()) * 2
     hidden = 2 * sum(entry.samples.tokens for entry in held_out) * plan.hidden_size * 2
-    longest = max(len(window) for entry in held_out for window in entry.windows)
-    logits = (8 + 2 * engines) * min(_VALIDATION_ROWS, longest) * plan.vocab_size * _FLOAT
+    logits = (8 + 2 * engines) * min(_VALIDATION_ROWS, longest_window(held_out)) * plan.vocab_size * _FLOAT
     largest = max(plan.vocab_size * plan.hidden_size, *map(_block_weights, plan.layers))
     original = (2 + _FLOAT) * largest  # the embedding, a block or the head, and what it is read as
     return max(model, served + hidden + logits + original)

@@ -22,7 +22,7 @@ from gristmill.pipeline.engine_proof import EngineProof, load_default, prove_eng
 from gristmill.pipeline.progress import Progress
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.pipeline.validate.compare import compare_engines
-from gristmill.pipeline.validate.data import HeldOut
+from gristmill.pipeline.validate.data import HeldOut, longest_window
 from gristmill.pipeline.validate.logits import ExecutorLogits, LogitsSource
 from gristmill.pipeline.validate.outliers import ChannelPeaks, LayerOutliers
 from gristmill.pipeline.validate.result import ValidationResult
@@ -32,7 +32,7 @@ from gristmill.runtime.executors.base import Executor, KVCacheConfig, KVDtype
 from gristmill.runtime.executors.load import open_engine
 from gristmill.runtime.files import write_atomic
 from gristmill.runtime.golden import DEFAULT_TOLERANCE, record_golden, require_golden
-from gristmill.runtime.settings import ExecutorOptions
+from gristmill.runtime.settings import EngineSettings, ExecutorOptions
 
 __all__ = ["Proof", "prove", "validate_engines"]
 
@@ -123,14 +123,16 @@ def validate_engines(
     held_out: Sequence[HeldOut],
     calibration: TokenSamples | None,
     progress: Progress,
+    asked: EngineSettings | None = None,
 ) -> dict[str, ValidationResult]:
-    """What each engine, in its default formats, gives on held-out data; nothing without any."""
+    """What each engine, in its default formats or those `asked` for, gives on held-out data, if any."""
     if not held_out:
         return {}
-    tokens = max(len(window) for entry in held_out for window in entry.windows)
+    tokens = longest_window(held_out)
     with ExitStack() as stack:
         executors = {
-            folder.target: stack.enter_context(closing(load_default(folder, tokens))) for folder in folders
+            folder.target: stack.enter_context(closing(load_default(folder, tokens, asked)))
+            for folder in folders
         }
         return compare_engines(
             original(),

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.store import Store
-from gristmill.pipeline.calibrate import calibrate
-from gristmill.pipeline.model import BuildModel, open_model
 from gristmill.pipeline.progress import Progress
-from gristmill.pipeline.prove import validate_engines
-from gristmill.pipeline.record import MODEL_PATH, RECIPE_FOLDER
-from gristmill.pipeline.stages import StageCache
-from gristmill.pipeline.validate.data import load_held_out
-from gristmill.pipeline.validate.gates import GateResult, evaluate_gates
-from gristmill.pipeline.validate.original import OriginalLogits
-from gristmill.pipeline.validate.recipe_tasks import recipe_tasks, task_gates
+from gristmill.pipeline.validate.gates import GateResult
+from gristmill.pipeline.validate.origin import find_recipe, open_original, origin_of
 from gristmill.pipeline.validate.result import ValidationResult
-from gristmill.pipeline.validate.tasks.open_model import engine_model, source_model
-from gristmill.pipeline.validate.tasks.outcome import run_beside_original
-from gristmill.recipes.load import parse_recipe
-from gristmill.recipes.presets import presets_folder
-from gristmill.recipes.schema import Recipe
+from gristmill.pipeline.validate.subject import Subject
+from gristmill.pipeline.validate.suite import run_suite
+from gristmill.pipeline.validate.tasks.open_model import engine_model
 from gristmill.runtime.engine_folder import EngineFolder
-from gristmill.runtime.errors import InputError, OutsideError, RecipeError
+from gristmill.runtime.errors import InputError, OutsideError
 
-__all__ = ["Revalidation", "find_recipe", "known_places", "open_original", "revalidate"]
+__all__ = ["Revalidation", "revalidate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,61 +48,7 @@ def revalidate(
             raise
         tell.note(f"{engine.target} was proved but not validated: {error.line()}")
         return None
-    held_out = load_held_out(recipe.validation.data, model.tokenizer)
-    samples = None
-    if recipe.calibration is not None:
-        digest = artifact.manifest.lineage.base_model.digest
-        samples = calibrate(recipe.calibration, model, digest, StageCache(store.layout.stages))
-    tell.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
-    original = partial(OriginalLogits, model.plan, model.source)
-    result = validate_engines([engine], original, held_out, samples, tell)[engine.target]
-    outcomes = run_beside_original(
-        partial(engine_model, engine),
-        partial(source_model, model.source, artifact.manifest.lineage.base_model.digest),
-        recipe_tasks(recipe.validation),
-        StageCache(store.layout.stages),
-        tell,
-    )
-    gates = evaluate_gates(recipe.validation.gates.all, result.metrics)
-    gates += task_gates(recipe.validation, outcomes)
-    return Revalidation(replace(result, tasks=outcomes), gates)
-
-
-def known_places(store: Store, artifact: Artifact, recipe_folder: Path | None) -> dict[str, str]:
-    """Where the artifact's build found its recipe and model, as far as the store knows.
-
-    A `recipe_folder` that is given outranks the recorded one.
-    """
-    record = store.record(artifact)
-    host = {} if record is None else record.host
-    places = {key: host[key] for key in (RECIPE_FOLDER, MODEL_PATH) if key in host}
-    if recipe_folder is not None:
-        places[RECIPE_FOLDER] = str(recipe_folder)
-    return places
-
-
-def find_recipe(store: Store, artifact: Artifact, named: Path | None) -> Recipe:
-    """The artifact's recipe beside its files, whose digests it pins. Raises RecipeError."""
-    text = (artifact.folder / "recipe.yaml").read_text(encoding="utf-8")
-    places = known_places(store, artifact, named)
-    known = [Path(places[RECIPE_FOLDER])] if RECIPE_FOLDER in places else []
-    faults: list[RecipeError] = []
-    for folder in known if named is not None else [*known, presets_folder()]:
-        try:
-            recipe = parse_recipe(text, f"recipe of {artifact.name} in {folder}", folder)
-        except RecipeError as error:
-            faults.append(error)
-            continue
-        if not os.path.exists(folder / recipe.model) and os.path.exists(places.get(MODEL_PATH, "")):
-            return recipe.model_copy(update={"model": places[MODEL_PATH]})
-        return recipe
-    raise faults[0]
-
-
-def open_original(recipe: Recipe, artifact: Artifact) -> BuildModel:
-    """The model that the artifact was made of. Raises InputError if it has changed since, ModelError."""
-    model = open_model(recipe)
-    found, expected = model.source.digest(), artifact.manifest.lineage.base_model.digest
-    if found != expected:
-        raise InputError(f"the original model {recipe.model} has changed", found=found, expected=expected)
-    return model
+    subject = Subject(artifact.ref, partial(engine_model, engine), artifact=artifact, engine=engine)
+    suite = run_suite(subject, origin_of(store, artifact, recipe, model), (), store, tell)
+    assert suite.held_out is not None, "the recipe has held-out data, and the subject an engine"
+    return Revalidation(replace(suite.held_out, tasks=suite.tasks), suite.gates)

@@ -17,7 +17,7 @@ from gristmill.artifacts.refs import DEFAULT_TAG
 from gristmill.artifacts.store import Store
 from gristmill.artifacts.verify import require_verified
 from gristmill.pipeline.checkpoint import CHECKPOINT
-from gristmill.pipeline.compile.revalidate import Revalidation, known_places, revalidate
+from gristmill.pipeline.compile.revalidate import Revalidation, revalidate
 from gristmill.pipeline.compile.stage import StepProgress, require_runnable
 from gristmill.pipeline.compile.target import Target
 from gristmill.pipeline.compile.targets import find_target
@@ -28,6 +28,7 @@ from gristmill.pipeline.progress import Progress, SilentProgress
 from gristmill.pipeline.record import StageClock
 from gristmill.pipeline.stages import StageCache
 from gristmill.pipeline.validate.gates import require_gates
+from gristmill.pipeline.validate.origin import known_places
 from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import ArtifactError, BusyError

@@ -10,7 +10,7 @@ from gristmill.calibration.samples import TokenSamples
 from gristmill.recipes import ValidationData
 from gristmill.runtime.tokenizer import Tokenizer
 
-__all__ = ["HeldOut", "load_held_out"]
+__all__ = ["HeldOut", "load_held_out", "longest_window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ def load_held_out(data: Sequence[ValidationData], tokenizer: Tokenizer) -> tuple
     of a file in its details.
     """
     return tuple(HeldOut(entry.path.name, _samples(entry, tokenizer)) for entry in data)
+
+
+def longest_window(held_out: Sequence[HeldOut]) -> int:
+    """Tokens of the longest window of all."""
+    return max(len(window) for entry in held_out for window in entry.windows)
 
 
 def _samples(entry: ValidationData, tokenizer: Tokenizer) -> TokenSamples:

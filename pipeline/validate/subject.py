@@ -11,23 +11,18 @@ from pathlib import Path
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.engines import engine_targets, open_engine
 from gristmill.artifacts.store import Store
-from gristmill.calibration.samples import TokenSamples
-from gristmill.pipeline.calibrate import calibrate
-from gristmill.pipeline.compile.revalidate import find_recipe, open_original
-from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.progress import Progress
-from gristmill.pipeline.stages import StageCache
+from gristmill.pipeline.validate.origin import Origin, find_recipe, open_original, origin_of
 from gristmill.pipeline.validate.tasks.model import TaskModel
 from gristmill.pipeline.validate.tasks.open_model import engine_model, source_model
 from gristmill.pipeline.validate.tasks.server_model import ServerAddress, ServerModel
-from gristmill.recipes.schema import Recipe
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.errors import InputError, OutsideError, UnsupportedError
 from gristmill.runtime.executors.load import best_engine
 from gristmill.runtime.settings import EngineSettings
 from gristmill.runtime.sources.open import open_source
 
-__all__ = ["Asked", "Origin", "Subject", "find_origin", "find_subject"]
+__all__ = ["Asked", "Subject", "find_origin", "find_subject"]
 
 _MANIFEST = "manifest.json"
 
@@ -43,20 +38,6 @@ class Asked:
     recipe_folder: Path | None = None
     model: str | None = None
     api_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The model that an artifact was made of, the recipe that made it and what calibration read."""
-
-    recipe: Recipe
-    model: BuildModel
-    digest: str
-    calibration: TokenSamples | None
-
-    def open(self) -> TaskModel:
-        """The original model, on the reference engine."""
-        return source_model(self.model.source, self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +130,4 @@ def find_origin(subject: Subject, store: Store, folder: Path | None, tell: Progr
             raise
         tell.note(f"not compared with the original model: {error.line()}")
         return None
-    digest = artifact.manifest.lineage.base_model.digest
-    samples = None
-    if recipe.calibration is not None:
-        samples = calibrate(recipe.calibration, model, digest, StageCache(store.layout.stages))
-    return Origin(recipe, model, digest, samples)
+    return origin_of(store, artifact, recipe, model)

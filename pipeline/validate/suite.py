@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gristmill.artifacts.store import Store
-from gristmill.pipeline.engine_proof import load_default
 from gristmill.pipeline.progress import Progress
+from gristmill.pipeline.prove import validate_engines
 from gristmill.pipeline.stages import StageCache
-from gristmill.pipeline.validate.compare import compare_engines
 from gristmill.pipeline.validate.data import load_held_out
 from gristmill.pipeline.validate.gates import GateResult, evaluate_gates
-from gristmill.pipeline.validate.logits import ExecutorLogits
+from gristmill.pipeline.validate.origin import Origin
 from gristmill.pipeline.validate.original import OriginalLogits
 from gristmill.pipeline.validate.recipe_tasks import recipe_tasks, task_gates
 from gristmill.pipeline.validate.result import ValidationResult
-from gristmill.pipeline.validate.subject import Origin, Subject
+from gristmill.pipeline.validate.subject import Subject
 from gristmill.pipeline.validate.tasks.catalogue import tasks_named
 from gristmill.pipeline.validate.tasks.outcome import TaskOutcome, TaskRows, run_beside_original
 from gristmill.pipeline.validate.tasks.rows import find_data, read_rows
@@ -91,13 +90,6 @@ def _held_out(subject: Subject, origin: Origin, progress: Progress) -> Validatio
         return None
     held_out = load_held_out(validation.data, origin.model.tokenizer)
     progress.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
-    tokens = max(len(window) for entry in held_out for window in entry.windows)
-    with closing(load_default(engine, tokens, subject.settings)) as executor:
-        compared = compare_engines(
-            OriginalLogits(origin.model.plan, origin.model.source),
-            {engine.target: ExecutorLogits(executor)},
-            held_out,
-            calibration=origin.calibration,
-            on_tokens=progress.advance,
-        )
-    return compared[engine.target]
+    original = partial(OriginalLogits, origin.model.plan, origin.model.source)
+    found = validate_engines([engine], original, held_out, origin.calibration, progress, subject.settings)
+    return found[engine.target]

@@ -23,7 +23,7 @@ from gristmill.calibration.samples import TokenSamples, samples_digest
 from gristmill.pipeline.compile.native_x86 import compile_native
 from gristmill.pipeline.kv_calibration import kv_scales_of
 from gristmill.pipeline.validate.compare import compare_engines
-from gristmill.pipeline.validate.data import HeldOut
+from gristmill.pipeline.validate.data import HeldOut, longest_window
 from gristmill.pipeline.validate.logits import ExecutorLogits
 from gristmill.pipeline.validate.result import ValidationResult
 from gristmill.runtime.architectures import plan_model
@@ -117,7 +117,7 @@ def _cut(data: Sequence[HeldOut], window: int) -> list[HeldOut]:
 def _compare(
     caches: Sequence[Cache], folder: Path, data: Sequence[HeldOut]
 ) -> Mapping[str, ValidationResult]:
-    blocks = max(len(window) for entry in data for window in entry.windows) // 16
+    blocks = longest_window(data) // 16
 
     def opened(dtype: KVDtype, share: ScaleShare | None) -> ExecutorLogits:
         engine = read_engine_file(folder / str(share) / "engine")
