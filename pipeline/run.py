@@ -12,7 +12,7 @@ from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.calibrate import calibrate
 from gristmill.pipeline.compile.stage import require_engines
 from gristmill.pipeline.environment import build_threads, determinism_contract, peak_memory, using_threads
-from gristmill.pipeline.make import Maker
+from gristmill.pipeline.make import Made, Maker
 from gristmill.pipeline.model import BuildModel, open_model
 from gristmill.pipeline.package import Built, package
 from gristmill.pipeline.plan import plan_memory, require_memory
@@ -86,29 +86,29 @@ def build(
             tell.note(note)
         require_gates(made.gates, made.quantized.errors)
         with clock.stage("package"):
-            paths = {name: written.folder for name, written in made.checkpoints.items()}
-            compiled = {engine.target: engine.folder for engine in made.engines}
-            layers = LayerErrors(
-                "output" if samples else "weight", made.quantized.errors, made.quantized.notes
-            )
-            mix = data_mix(samples, [entry.samples for entry in held_out], model.tokenizer)
-            built = Built(
-                made.model,
-                original,
-                samples,
-                paths,
-                compiled,
-                layers,
-                made.quantized.coverage,
-                widths,
-                mix,
-                made.proof,
-                {made.served: made.gates},
-                contract,
-            )
+            built = _built(maker, made, widths)
             artifact = package(recipe, built, store, clock.record(places_of(recipe), memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
     return artifact
+
+
+def _built(maker: Maker, made: Made, widths: WidthChoice | None) -> Built:
+    """What the artifact is packaged from; `widths` is None where the recipe alone decided them."""
+    samples, quantized = maker.samples, made.quantized
+    return Built(
+        model=made.model,
+        original=maker.original,
+        samples=samples,
+        checkpoints={name: written.folder for name, written in made.checkpoints.items()},
+        engines={engine.target: engine.folder for engine in made.engines},
+        layers=LayerErrors("output" if samples else "weight", quantized.errors, quantized.notes),
+        coverage=quantized.coverage,
+        widths=widths,
+        mix=data_mix(samples, [entry.samples for entry in maker.held_out], made.model.tokenizer),
+        proof=made.proof,
+        gates={made.served: made.gates},
+        determinism=maker.contract,
+    )
 
 
 def _read_data(
