@@ -16,10 +16,7 @@ from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor
 from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
 from transformers import AutoModelForCausalLM
 
-from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.errors import IntegrityError, ModelError, UnsupportedError
-from gristmill.runtime.executors.base import KVCacheConfig, SequenceStep
-from gristmill.runtime.executors.reference.executor import ReferenceExecutor
 from gristmill.runtime.formats.compressed_tensors import (
     decode,
     encode,
@@ -33,6 +30,7 @@ from gristmill.runtime.safetensors_writer import TensorSpec
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
 from gristmill.runtime.sources.hf_folder import HfFolder
+from tests.runtime.formats.reference_logits import written_logits
 from tests.tiny_checkpoints import quantize_source
 
 Random = Callable[..., QuantizedTensor]
@@ -177,15 +175,8 @@ def test_transformers_computes_the_logits_of_the_reference_executor(
     tmp_path: Path, tiny_untied_source: HfFolder, scheme: QuantScheme
 ) -> None:
     """In float32, of the bfloat16 weights that the library unpacks float4 to."""
-    quantized = quantize_source(tiny_untied_source, lambda name: None if "layers.2." in name else scheme)
-    write_checkpoint(tmp_path / "out", tiny_untied_source, quantized, {}, "compressed-tensors")
-    verify_checkpoint(tmp_path / "out", quantized, {})
     tokens = list(range(3, 40))
-    executor = ReferenceExecutor(
-        open_checkpoint(tmp_path / "out"), KVCacheConfig(4, 16, "float32"), "float32"
-    )
-    ours = executor.execute([SequenceStep(tokens, 0, range(3), logits="all")])
-    executor.close()
+    ours = written_logits(tmp_path / "out", tiny_untied_source, scheme, tokens)
     with torch.no_grad():
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
         loaded(torch.tensor([tokens]))  # unpacks the weights

@@ -20,10 +20,7 @@ from compressed_tensors.compressors.naive_quantized import (
 from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme, preset_name_to_scheme
 from transformers import AutoModelForCausalLM
 
-from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.errors import ModelError, UnsupportedError
-from gristmill.runtime.executors.base import KVCacheConfig, SequenceStep
-from gristmill.runtime.executors.reference.executor import ReferenceExecutor
 from gristmill.runtime.formats.compressed_tensors import (
     decode,
     encode,
@@ -31,13 +28,11 @@ from gristmill.runtime.formats.compressed_tensors import (
     parse_config,
     quantization_config,
 )
-from gristmill.runtime.formats.verify import verify_checkpoint
-from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.safetensors_writer import TensorSpec
 from gristmill.runtime.scheme import ActivationScheme, QuantizedTensor, QuantScheme
 from gristmill.runtime.sources.base import Tensor
 from gristmill.runtime.sources.hf_folder import HfFolder
-from tests.tiny_checkpoints import quantize_source
+from tests.runtime.formats.reference_logits import written_logits
 
 Random = Callable[..., QuantizedTensor]
 
@@ -224,15 +219,8 @@ def test_transformers_computes_the_logits_of_the_reference_executor(
     tmp_path: Path, tiny_untied_source: HfFolder, scheme: QuantScheme
 ) -> None:
     """In float32, where both round inputs to the same codes."""
-    quantized = quantize_source(tiny_untied_source, lambda name: None if "layers.2." in name else scheme)
-    write_checkpoint(tmp_path / "out", tiny_untied_source, quantized, {}, "compressed-tensors")
-    verify_checkpoint(tmp_path / "out", quantized, {})
     tokens = list(range(3, 40))
-    executor = ReferenceExecutor(
-        open_checkpoint(tmp_path / "out"), KVCacheConfig(4, 16, "float32"), "float32"
-    )
-    ours = executor.execute([SequenceStep(tokens, 0, range(3), logits="all")])
-    executor.close()
+    ours = written_logits(tmp_path / "out", tiny_untied_source, scheme, tokens)
     with torch.no_grad():
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
         theirs = loaded(torch.tensor([tokens])).logits[0].numpy()
