@@ -102,7 +102,7 @@ def main() -> None:
         data = [tokens.wiki, tokens.chat]
         write_rows(BUILD / "quality_kv.json", measure_caches(caches, reference, tokens.calibration, data))
     if options.only in DOMAIN and not options.quick:
-        write_rows(BUILD / "quality_domain.json", measure_domain(reference, tokens.wiki))
+        write_rows(BUILD / "quality_domain.json", measure_domain(reference))
     if not rows:
         return
     if not options.quick:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -48,15 +48,16 @@ COMMAND = "make bench-quality ARGS='--only SQL'"
 _DATA = ROOT.parent / "shared" / "data"
 _CALIBRATION = {"SQL": "prompts/sql.jsonl.gz", "wikitext": "lm/wikitext2_valid_a.txt.gz"}
 _QUESTIONS = "sql/spider_dev.jsonl.gz"
+_ENDING = "\n\nReturn one SQL query only."
 _SAMPLES = 32
 _TOKENS = 8192
 _LONGEST = 1024
 
 
-def measure_domain(reference: Path, wiki: HeldOut) -> list[dict[str, Any]]:
-    """Print KL on unseen SQL and on `wiki` by calibration; the rows for the JSON file."""
+def measure_domain(reference: Path) -> list[dict[str, Any]]:
+    """Print KL on unseen SQL by calibration; the row for the JSON file."""
     recipe = parse_recipe(
-        f"name: bench\nmodel: {reference}\ncalibration: {{prompts: [{{path: sql.jsonl}}]}}\n"
+        f"name: bench\nmodel: {reference}\ncalibration: {{prompts: [{{path: calibration.json}}]}}\n"
         "quantize: {scheme: W4A16_ASYM, group_size: 64, method: gptq}\n",
         DOMAIN,
         reference.parent,
@@ -66,25 +67,33 @@ def measure_domain(reference: Path, wiki: HeldOut) -> list[dict[str, Any]]:
         name: load_calibration(PromptSettings((PromptSource(_DATA / path),), _SAMPLES), model.tokenizer)
         for name, path in _CALIBRATION.items()
     }
-    data = [_unseen(tuple(calibration.values()), model.tokenizer, reference.parent), wiki]
+    questions = _unseen(tuple(calibration.values()), model.tokenizer, reference.parent)
     with tempfile.TemporaryDirectory(dir=reference.parent) as folder, using_threads(build_threads()):
         for name, samples in calibration.items():
             _quantize(recipe, model, samples, Path(folder) / name)
-        results = _compare(model, Path(folder), data)
-    print(table_line(("calibrated with", "KL SQL", "95 %", "KL wiki", "95 %"), first=18, width=17))
+        results = _compare(model, Path(folder), questions)
+    print(f"{len(questions.windows)} questions and answers, {sum(map(len, questions.windows))} tokens")
+    print(table_line(("calibrated with", "KL SQL", "95 %"), width=16))
     for name, result in results.items():
-        print(table_line(_cells(name, result), first=18, width=17))
-    return _rows(results)
+        kl, intervals = f"{result.metrics.kl_mean:.4f}", result.intervals
+        print(table_line((name, kl, f"{intervals.kl_low:.3f} to {intervals.kl_high:.3f}"), width=16))
+    own, other = (results[name].metrics.kl_mean for name in _CALIBRATION)
+    metric, peer = "KL of unseen SQL, calibrated with SQL", "calibrated with wikitext"
+    return [result_row(metric, own, peer, other, "nats", COMMAND, limit=1.0)]
 
 
 def _unseen(calibration: Sequence[TokenSamples], tokenizer: Tokenizer, folder: Path) -> HeldOut:
-    """A window for each of the first questions, with its answer, that no calibration text touches."""
+    """A window for each of the first questions, with its answer, that no calibration text touches.
+
+    The sentence that ends every prompt, in calibration too, is left out.
+    """
     path = folder / "unseen-sql.jsonl"
     with gzip.open(_DATA / _QUESTIONS, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
+    prompts = [row["prompt"].removesuffix(_ENDING) for row in rows]
     records = [
-        {"messages": [{"role": "user", "content": row["prompt"]}], "reference": row["reference"][0]}
-        for row in rows
+        {"messages": [{"role": "user", "content": prompt}], "reference": row["reference"][0]}
+        for prompt, row in zip(prompts, rows, strict=True)
     ]
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     settings = PromptSettings((PromptSource(path),), len(records), _LONGEST, pack=False, shuffle=False)
@@ -106,7 +115,7 @@ def _quantize(recipe: Recipe, model: BuildModel, samples: TokenSamples, folder: 
         write_checkpoint(folder, model.source, found.tensors, found.dense, "compressed-tensors")
 
 
-def _compare(model: BuildModel, folder: Path, data: Sequence[HeldOut]) -> dict[str, ValidationResult]:
+def _compare(model: BuildModel, folder: Path, questions: HeldOut) -> dict[str, ValidationResult]:
     with ExitStack() as stack:
         executors = {
             name: stack.enter_context(
@@ -115,29 +124,4 @@ def _compare(model: BuildModel, folder: Path, data: Sequence[HeldOut]) -> dict[s
             for name in _CALIBRATION
         }
         candidates = {name: ExecutorLogits(executor) for name, executor in executors.items()}
-        return compare_engines(OriginalLogits(model.plan, model.source), candidates, data)
-
-
-def _cells(name: str, result: ValidationResult) -> tuple[str, ...]:
-    cells = [name]
-    for entry in result.data:
-        spread = f"{entry.intervals.kl_low:.4f} to {entry.intervals.kl_high:.4f}"
-        cells += [f"{entry.metrics.kl_mean:.4f}", spread]
-    return tuple(cells)
-
-
-def _rows(results: Mapping[str, ValidationResult]) -> list[dict[str, Any]]:
-    """The domain's own prompts beside wikitext; on SQL they have to be better."""
-    own, other = results["SQL"], results["wikitext"]
-    return [
-        result_row(
-            f"KL {entry.name}, calibrated with SQL",
-            entry.metrics.kl_mean,
-            "calibrated with wikitext",
-            beside.metrics.kl_mean,
-            "nats",
-            COMMAND,
-            1.0 if entry.name == "SQL" else None,
-        )
-        for entry, beside in zip(own.data, other.data, strict=True)
-    ]
+        return compare_engines(OriginalLogits(model.plan, model.source), candidates, [questions])
