@@ -68,9 +68,10 @@ def measure_domain(reference: Path) -> list[dict[str, Any]]:
         for name, path in _CALIBRATION.items()
     }
     questions = _unseen(tuple(calibration.values()), model.tokenizer, reference.parent)
+    stages = StageCache(reference.parent / "domain-stages")
     with tempfile.TemporaryDirectory(dir=reference.parent) as folder, using_threads(build_threads()):
         for name, samples in calibration.items():
-            _quantize(recipe, model, samples, Path(folder) / name)
+            _quantize(recipe, model, samples, stages, Path(folder) / name)
         results = _compare(model, Path(folder), questions)
     print(f"{len(questions.windows)} questions and answers, {sum(map(len, questions.windows))} tokens")
     print(table_line(("calibrated with", "KL SQL", "95 %"), width=16))
@@ -106,13 +107,14 @@ def _unseen(calibration: Sequence[TokenSamples], tokenizer: Tokenizer, folder: P
     return HeldOut("SQL", replace(samples, sequences=tuple(kept), digest=samples_digest(kept)))
 
 
-def _quantize(recipe: Recipe, model: BuildModel, samples: TokenSamples, folder: Path) -> None:
-    """Write the quantized checkpoint to `folder`."""
+def _quantize(
+    recipe: Recipe, model: BuildModel, samples: TokenSamples, stages: StageCache, folder: Path
+) -> None:
+    """Write the quantized checkpoint to `folder`; an interrupted benchmark goes on with its `stages`."""
     settings, contract = quantize_settings(recipe, model.schemes), determinism_contract(build_threads())
     key = quantize_key("bench", samples, settings, contract)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as stages:
-        found = quantize_model(model, samples, settings, StageCache(Path(stages)), key, SilentProgress())
-        write_checkpoint(folder, model.source, found.tensors, found.dense, "compressed-tensors")
+    found = quantize_model(model, samples, settings, stages, key, SilentProgress())
+    write_checkpoint(folder, model.source, found.tensors, found.dense, "compressed-tensors")
 
 
 def _compare(model: BuildModel, folder: Path, questions: HeldOut) -> dict[str, ValidationResult]:
