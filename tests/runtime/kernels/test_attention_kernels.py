@@ -26,6 +26,7 @@ _FLOATS: dict[str, Any] = {
     "fp8": ml_dtypes.float8_e4m3fn,
 }
 _UNIT = 16
+_MOST_ROWS = 64  # of one pass
 _KEY_SCALE, _VALUE_SCALE = 0.25, 1.5
 # Of results near 1. Queries and weights of the vector kernels for int8 are whole numbers of 14 bits, and
 # those of matrix tiles are bfloat16.
@@ -187,7 +188,7 @@ def test_append_writes_the_bytes_that_the_scalar_one_writes(isa: str, kv_type: s
         )
 
 
-@pytest.mark.parametrize("rows", range(1, 17))
+@pytest.mark.parametrize("rows", [*range(1, 18), 31, 32, 33, 47, 48, 49, 63, 64])
 @pytest.mark.parametrize("kv_type", ["bfloat16", "fp8", "int8"])
 @pytest.mark.parametrize("isa", _ISAS)
 def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type: str, rows: int) -> None:
@@ -204,11 +205,13 @@ def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type
 def test_every_number_of_rows_gives_a_row_the_bits_that_it_gives_alone(kv_type: str, head_dim: int) -> None:
     isa = _ISAS[-1]  # with the most ways to take rows together
     cache = _cache(isa, kv_type, head_dim, 40)
-    queries = _queries(16, head_dim)
-    positions = np.arange(24, 40, dtype=np.int32)
+    queries = _queries(_MOST_ROWS, head_dim)
+    positions = np.repeat(np.arange(24, 40, dtype=np.int32), _MOST_ROWS // 16)
     for how in ({}, {"window": 17}, {"softcap": 2.0}):
-        alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(16)]
-        for rows in range(2, 17):
+        alone = [
+            _attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(_MOST_ROWS)
+        ]
+        for rows in range(2, _MOST_ROWS + 1):
             together = _attend(isa, cache, queries[:rows], positions[:rows], **how)
             np.testing.assert_array_equal(together, alone[:rows])
 
@@ -221,7 +224,7 @@ def test_prefill_in_any_chunks_gives_the_bits_of_decode_at_every_position(isa: s
     positions = np.arange(290, dtype=np.int32)
     for how in ({}, {"window": 70, "softcap": 3.0}):
         alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(290)]
-        for chunk in (3, 15, 16):
+        for chunk in (3, 15, 16, 50, 64):
             starts = range(0, 290, chunk)
             chunks = [slice(start, start + chunk) for start in starts]
             together = [_attend(isa, cache, queries[c], positions[c], **how) for c in chunks]
@@ -230,22 +233,23 @@ def test_prefill_in_any_chunks_gives_the_bits_of_decode_at_every_position(isa: s
 
 @pytest.mark.parametrize("isa", _ISAS)
 def test_a_scale_that_is_not_finite_reaches_only_rows_that_see_it(isa: str) -> None:
-    cache = _cache(isa, "int8", 64, 40)
-    queries = _queries(12, 64)
-    positions = np.arange(28, 40, dtype=np.int32)
-    before = _attend(isa, cache, queries, positions)
-    broken = np.full(64, np.nan, np.float32)
-    _native.append(isa, cache.layout, cache.units, cache.order[2], 1, cache.keys[33], broken)
-    after = _attend(isa, cache, queries, positions)
-    np.testing.assert_array_equal(after[:5], before[:5])
-    assert np.isnan(after[5:]).all()
+    for group in (1, 4):
+        cache = _cache(isa, "int8", 64, 40)
+        queries = _queries(12 * group, 64)
+        positions = _last_positions(40, 12, group)
+        before = _attend(isa, cache, queries, positions)
+        broken = np.full(64, np.nan, np.float32)
+        _native.append(isa, cache.layout, cache.units, cache.order[2], 1, cache.keys[33], broken)
+        after = _attend(isa, cache, queries, positions)
+        np.testing.assert_array_equal(after[: 5 * group], before[: 5 * group])
+        assert np.isnan(after[5 * group :]).all()
 
 
 @pytest.mark.parametrize("kv_type", _KV_TYPES)
 @pytest.mark.parametrize("isa", _FAST)
 def test_rows_far_apart_give_the_bits_that_they_give_alone(isa: str, kv_type: str) -> None:
     cache = _cache(isa, kv_type, 48, 550)
-    positions = np.array([3, 549, 16, 255, 256, 31, 300, 511], np.int32)
+    positions = np.tile(np.array([3, 549, 16, 255, 256, 31, 300, 511], np.int32), 5)
     queries = _queries(len(positions), 48)
     for how in ({}, {"window": 19}):
         together = _attend(isa, cache, queries, positions, **how)
@@ -277,17 +281,18 @@ def test_stale_bytes_behind_the_position_change_nothing(isa: str, kv_type: str) 
 @pytest.mark.parametrize("kv_type", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("isa", _ISAS)
 def test_an_infinite_value_reaches_only_rows_that_see_it(isa: str, kv_type: str) -> None:
-    cache = _cache(isa, kv_type, 64, 40)
-    queries = _queries(6, 64)
-    positions = np.array([34, 35, 36, 37, 38, 39], np.int32)
-    before = _attend(isa, cache, queries, positions)
-    infinite = np.full(64, np.inf, np.float32)
-    _native.append(
-        isa, cache.layout, cache.units, cache.order[37 // _UNIT], 37 % _UNIT, cache.keys[37], infinite
-    )
-    after = _attend(isa, cache, queries, positions)
-    np.testing.assert_array_equal(after[:3], before[:3])
-    assert not np.isfinite(after[3:]).any()
+    for group in (1, 9):
+        cache = _cache(isa, kv_type, 64, 40)
+        queries = _queries(6 * group, 64)
+        positions = _last_positions(40, 6, group)
+        before = _attend(isa, cache, queries, positions)
+        infinite = np.full(64, np.inf, np.float32)
+        _native.append(
+            isa, cache.layout, cache.units, cache.order[37 // _UNIT], 37 % _UNIT, cache.keys[37], infinite
+        )
+        after = _attend(isa, cache, queries, positions)
+        np.testing.assert_array_equal(after[: 3 * group], before[: 3 * group])
+        assert not np.isfinite(after[3 * group :]).any()
 
 
 @pytest.mark.parametrize("kv_type", ["float32", "bfloat16", "float16", "int8", "int4"])
