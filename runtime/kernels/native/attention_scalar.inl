@@ -158,11 +158,10 @@ void append_codes(const KvLayout& kv, uint8_t* unit, int slot, const float* key,
   }
 }
 
-void append(const KvLayout& kv, uint8_t* unit, int slot, const float* key, const float* value) {
-  if (has_token_scales(kv.type))
-    append_codes(kv, unit, slot, key, value);
-  else
-    append_numbers(kv, unit, slot, key, value);
+void append(const KvLayout& kv, uint8_t* unit, int slot, int tokens, const float* keys, const float* values,
+            int64_t stride) {
+  const auto append_one = has_token_scales(kv.type) ? append_codes : append_numbers;
+  for (int t = 0; t < tokens; ++t) append_one(kv, unit, slot + t, keys + t * stride, values + t * stride);
 }
 
 // ---------------------------------------------------------------- attention

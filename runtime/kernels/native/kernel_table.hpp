@@ -158,8 +158,14 @@ struct KernelTable {
   // Half-split rotary embedding of one head in place; cos and sin have rotary_dim / 2 entries.
   void (*rotate)(float* head, const float* cos, const float* sin, int rotary_dim);
 
-  // Write one token's key and value [head_dim] into slot 0..15 of a unit; padded dimensions are zero.
-  void (*append)(const KvLayout& layout, uint8_t* unit, int slot, const float* key, const float* value);
+  // x[0..n) times the orthonormal Hadamard matrix (Sylvester's), in place and in a fixed order; if n is no
+  // power of two, in blocks of the largest one that divides it. The same bits in all instruction sets.
+  void (*hadamard)(float* x, int n);
+
+  // Write keys and values [head_dim] of consecutive tokens, `stride` floats apart, into slots slot ..
+  // slot + tokens - 1 of a unit; padded dimensions are zero.
+  void (*append)(const KvLayout& layout, uint8_t* unit, int slot, int tokens, const float* keys, const float* values,
+                 int64_t stride);
 
   // Attention of every row over positions span * 256 .. + 255 (those that it sees): fresh states,
   // one a row. A row that sees nothing of the span gets {-inf, 0, zeros}.

@@ -1,11 +1,18 @@
 // The step's attention: keys and values into the cache, then passes over the block tables.
-#include "hadamard.hpp"
 #include "step.hpp"
 
 #include <algorithm>
 #include <cmath>
 
 namespace gristmill {
+namespace {
+
+// What will be written is on its way from memory meanwhile.
+void ask_for(const uint8_t* unit, int bytes) {
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(unit + i, 1);
+}
+
+}  // namespace
 
 // Queries and keys are normed and rotated in place, for a quantized cache a second time; keys and values
 // go into their units. All of a step's tokens are appended before any of them attends.
@@ -20,6 +27,7 @@ void Step::append(int thread, int index) {
   const int half = attention.rope < 0 ? 0 : static_cast<int>(model_.ropes[attention.rope].inv_freq.size());
   for (int i; (i = pool_.claim(thread, static_cast<int>(batch_->appends.size()))) >= 0;) {
     const AppendRun& run = batch_->appends[i];
+    for (int h = 0; h < kv_heads; ++h) ask_for(cache_.unit(index, run.unit, h), cache_.layout(index, h).unit_bytes);
     for (int t = run.first_token; t < run.first_token + run.tokens; ++t) {
       float* row = space_.qkv.as<float>() + t * qkv_stride_;
       const float* cos = space_.angles.as<float>() + angles_start + static_cast<int64_t>(t) * 2 * half;
@@ -27,14 +35,14 @@ void Step::append(int thread, int index) {
         const Norm& norm = h < heads ? attention.q_norm : attention.k_norm;
         if (norm.weight != nullptr) kernels_.rms_norm(row + h * dim, norm.weight, norm.eps, dim, row + h * dim);
         if (half > 0) kernels_.rotate(row + h * dim, cos, cos + half, 2 * half);
-        if (turned) hadamard(row + h * dim, dim);
+        if (turned) kernels_.hadamard(row + h * dim, dim);
       }
-      const float* key = row + heads * dim;
-      const float* value = key + kv_heads * dim;
-      for (int h = 0; h < kv_heads; ++h) {
-        kernels_.append(cache_.layout(index, h), cache_.unit(index, run.unit, h), batch_->positions[t] % kUnitTokens,
-                        key + h * dim, value + h * dim);
-      }
+    }
+    const float* keys = space_.qkv.as<float>() + run.first_token * qkv_stride_ + heads * dim;
+    for (int h = 0; h < kv_heads; ++h) {
+      kernels_.append(cache_.layout(index, h), cache_.unit(index, run.unit, h),
+                      batch_->positions[run.first_token] % kUnitTokens, run.tokens, keys + h * dim,
+                      keys + (kv_heads + h) * dim, qkv_stride_);
     }
   }
 }

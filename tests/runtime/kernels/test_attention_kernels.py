@@ -63,9 +63,16 @@ def _cache(isa: str, kv_type: str, head_dim: int, tokens: int, seed: int = 0) ->
     order = rng.permutation(count).astype(np.int32)
     keys = rng.normal(size=(tokens, head_dim)).astype(np.float32)
     values = rng.normal(size=(tokens, head_dim)).astype(np.float32)
-    for t in range(tokens):
-        _native.append(isa, layout, units, order[t // _UNIT], t % _UNIT, keys[t], values[t])
+    for start in range(0, tokens, _UNIT):
+        run = slice(start, start + _UNIT)
+        _native.append(isa, layout, units, order[start // _UNIT], 0, keys[run], values[run])
     return _Cache(kv_type, layout, units, order, keys, values)
+
+
+def _append_one(
+    isa: str, layout: Any, units: NDArray[np.uint8], unit: int, slot: int, key: Floats, value: Floats
+) -> None:
+    _native.append(isa, layout, units, unit, slot, key[None], value[None])
 
 
 def _decode_unit(kv_type: str, layout: Any, unit: NDArray[np.uint8]) -> tuple[Doubles, Doubles]:
@@ -239,7 +246,7 @@ def test_a_scale_that_is_not_finite_reaches_only_rows_that_see_it(isa: str) -> N
         positions = _last_positions(40, 12, group)
         before = _attend(isa, cache, queries, positions)
         broken = np.full(64, np.nan, np.float32)
-        _native.append(isa, cache.layout, cache.units, cache.order[2], 1, cache.keys[33], broken)
+        _append_one(isa, cache.layout, cache.units, cache.order[2], 1, cache.keys[33], broken)
         after = _attend(isa, cache, queries, positions)
         np.testing.assert_array_equal(after[: 5 * group], before[: 5 * group])
         assert np.isnan(after[5 * group :]).all()
@@ -271,7 +278,7 @@ def test_stale_bytes_behind_the_position_change_nothing(isa: str, kv_type: str) 
         clean.units[:] = longer.units[np.argsort(longer.order)][np.argsort(np.argsort(clean.order))]
         for t in range(tokens):
             unit = clean.order[t // _UNIT]
-            _native.append(isa, clean.layout, clean.units, unit, t % _UNIT, clean.keys[t], clean.values[t])
+            _append_one(isa, clean.layout, clean.units, unit, t % _UNIT, clean.keys[t], clean.values[t])
         positions = np.full(6, tokens - 1, np.int32)
         found = _attend(isa, stale, queries, positions)
         assert np.isfinite(found).all()
@@ -287,7 +294,7 @@ def test_an_infinite_value_reaches_only_rows_that_see_it(isa: str, kv_type: str)
         positions = _last_positions(40, 6, group)
         before = _attend(isa, cache, queries, positions)
         infinite = np.full(64, np.inf, np.float32)
-        _native.append(
+        _append_one(
             isa, cache.layout, cache.units, cache.order[37 // _UNIT], 37 % _UNIT, cache.keys[37], infinite
         )
         after = _attend(isa, cache, queries, positions)
@@ -301,7 +308,7 @@ def test_a_key_that_is_not_a_number_makes_the_result_no_number(isa: str, kv_type
     cache = _cache(isa, kv_type, 64, 20)
     broken = cache.keys[7].copy()
     broken[3] = np.nan
-    _native.append(isa, cache.layout, cache.units, cache.order[0], 7, broken, cache.values[7])
+    _append_one(isa, cache.layout, cache.units, cache.order[0], 7, broken, cache.values[7])
     found = _attend(isa, cache, _queries(1, 64), np.array([19], np.int32))
     assert np.isnan(found).all()
 
@@ -317,7 +324,7 @@ def test_fp8_holds_every_code_and_rounds_between_them_as_ml_dtypes_does(isa: str
         x = np.zeros(256, np.float32)
         x[: len(inputs[start : start + 256])] = inputs[start : start + 256]
         units = np.zeros((1, layout.unit_bytes), np.uint8)
-        _native.append(isa, layout, units, 0, 3, x, x)
+        _append_one(isa, layout, units, 0, 3, x, x)
         expected = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
         pairs = units[0, layout.values :].reshape(_UNIT // 2, 256 // 16, 2, 16)
         np.testing.assert_array_equal(pairs[1, :, 1].ravel(), expected)
@@ -330,7 +337,7 @@ def test_fp8_attention_reads_every_code_exactly(isa: str) -> None:
     exact[np.isnan(exact)] = 0
     layout = _native.kv_layout("fp8", 256)
     units = np.zeros((1, layout.unit_bytes), np.uint8)
-    _native.append(isa, layout, units, 0, 0, np.zeros(256, np.float32), exact)
+    _append_one(isa, layout, units, 0, 0, np.zeros(256, np.float32), exact)
     query = np.zeros((1, 256), np.float32)
     order, position = np.zeros(1, np.int32), np.zeros(1, np.int32)
     np.testing.assert_array_equal(_native.attend(isa, layout, query, position, units, order, 1.0)[0], exact)
@@ -349,7 +356,7 @@ def test_int_caches_are_off_by_at_most_half_a_step(numbers: list[float], kv_type
     key_step, value_step = peak / 127, peak / (127 if kv_type == "int8" else 7)
     for isa in _ISAS:
         units = np.zeros((1, layout.unit_bytes), np.uint8)
-        _native.append(isa, layout, units, 0, 5, x, -x)
+        _append_one(isa, layout, units, 0, 5, x, -x)
         keys, values = _decode_unit(kv_type, layout, units[0])
         assert np.abs(keys[5] - x).max() <= key_step * 0.5001 + _TINY
         assert np.abs(values[5] + x).max() <= value_step * 0.5001 + _TINY
@@ -361,7 +368,7 @@ def test_a_zero_token_has_scale_zero(isa: str, kv_type: str) -> None:
     layout = _native.kv_layout(kv_type, 40)
     units = np.full((1, layout.unit_bytes), _STALE, np.uint8)
     nothing = np.zeros(40, np.float32)
-    _native.append(isa, layout, units, 0, 9, nothing, nothing)
+    _append_one(isa, layout, units, 0, 9, nothing, nothing)
     keys, values = _decode_unit(kv_type, layout, units[0])
     assert not keys[9].any()
     assert not values[9].any()
@@ -389,6 +396,6 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="queries"):
         _attend("scalar", cache, query[:, :8].copy(), np.array([3], np.int32))
     with pytest.raises(ValueError, match="slot"):
-        _native.append("scalar", cache.layout, cache.units, 0, 16, query[0], query[0])
+        _append_one("scalar", cache.layout, cache.units, 0, 16, query[0], query[0])
     with pytest.raises(ValueError, match="instruction set"):
         _attend("mmx", cache, query, np.array([3], np.int32))
