@@ -37,6 +37,7 @@ _STALE = 0xFF  # NaN in every float type
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
+Positions = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _decode(cache: _Cache) -> tuple[Doubles, Doubles]:
 
 
 def _expected(
-    cache: _Cache, queries: Floats, positions: NDArray[np.int32], scale: float, window: int, softcap: float
+    cache: _Cache, queries: Floats, positions: Positions, scale: float, window: int, softcap: float
 ) -> Doubles:
     keys, values = _decode(cache)
     out = np.empty(queries.shape)
@@ -137,13 +138,21 @@ def _queries(rows: int, head_dim: int, seed: int = 1) -> Floats:
     return np.random.default_rng(seed).normal(size=(rows, head_dim)).astype(np.float32)
 
 
-def _attend(isa: str, cache: _Cache, queries: Floats, positions: NDArray[np.int32], **how: float) -> Floats:
+def _attend(isa: str, cache: _Cache, queries: Floats, positions: Positions, **how: float) -> Floats:
     scale = cache.layout.head_dim**-0.5
     found = _native.attend(isa, cache.layout, queries, positions, cache.units, cache.order, scale, **how)
     return np.asarray(found)
 
 
-def _last_positions(tokens: int, count: int, group: int) -> NDArray[np.int32]:
+def _attend_alone(
+    isa: str, cache: _Cache, queries: Floats, positions: Positions, **how: float
+) -> list[Floats]:
+    """Each row's attention, in a pass for itself."""
+    rows = range(len(positions))
+    return [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in rows]
+
+
+def _last_positions(tokens: int, count: int, group: int) -> Positions:
     """The last `count` positions, each for `group` query heads."""
     return np.repeat(np.arange(tokens - count, tokens), group).astype(np.int32)
 
@@ -203,8 +212,7 @@ def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type
     positions = np.arange(300 - rows, 300, dtype=np.int32)
     queries = _queries(rows, 112)
     together = _attend(isa, cache, queries, positions)
-    alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1])[0] for r in range(rows)]
-    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together, _attend_alone(isa, cache, queries, positions))
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 40, 48, 64, 80, 96, 112, 128, 144, 176, 192, 240, 256])
@@ -215,9 +223,7 @@ def test_every_number_of_rows_gives_a_row_the_bits_that_it_gives_alone(kv_type: 
     queries = _queries(_MOST_ROWS, head_dim)
     positions = np.repeat(np.arange(24, 40, dtype=np.int32), _MOST_ROWS // 16)
     for how in ({}, {"window": 17}, {"softcap": 2.0}):
-        alone = [
-            _attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(_MOST_ROWS)
-        ]
+        alone = _attend_alone(isa, cache, queries, positions, **how)
         for rows in range(2, _MOST_ROWS + 1):
             together = _attend(isa, cache, queries[:rows], positions[:rows], **how)
             np.testing.assert_array_equal(together, alone[:rows])
@@ -230,10 +236,9 @@ def test_prefill_in_any_chunks_gives_the_bits_of_decode_at_every_position(isa: s
     queries = _queries(290, 48)
     positions = np.arange(290, dtype=np.int32)
     for how in ({}, {"window": 70, "softcap": 3.0}):
-        alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(290)]
+        alone = _attend_alone(isa, cache, queries, positions, **how)
         for chunk in (3, 15, 16, 50, 64):
-            starts = range(0, 290, chunk)
-            chunks = [slice(start, start + chunk) for start in starts]
+            chunks = [slice(start, start + chunk) for start in range(0, 290, chunk)]
             together = [_attend(isa, cache, queries[c], positions[c], **how) for c in chunks]
             np.testing.assert_array_equal(np.concatenate(together), alone)
 
@@ -260,11 +265,7 @@ def test_rows_far_apart_give_the_bits_that_they_give_alone(isa: str, kv_type: st
     queries = _queries(len(positions), 48)
     for how in ({}, {"window": 19}):
         together = _attend(isa, cache, queries, positions, **how)
-        alone = [
-            _attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0]
-            for r in range(len(positions))
-        ]
-        np.testing.assert_array_equal(together, alone)
+        np.testing.assert_array_equal(together, _attend_alone(isa, cache, queries, positions, **how))
 
 
 @pytest.mark.parametrize("kv_type", _KV_TYPES)
