@@ -20,17 +20,13 @@ void Step::append(int thread, int index) {
   const Attention& attention = model_.layers[index].attention;
   const int dim = attention.head_dim, heads = attention.num_heads, kv_heads = attention.num_kv_heads;
   const bool turned = rotates_keys(cache_.layout(index, 0).type);
-  int64_t angles_start = 0;
-  for (int i = 0; i < attention.rope; ++i) {
-    angles_start += batch_->input.tokens * 2 * static_cast<int64_t>(model_.ropes[i].inv_freq.size());
-  }
   const int half = attention.rope < 0 ? 0 : static_cast<int>(model_.ropes[attention.rope].inv_freq.size());
   for (int i; (i = pool_.claim(thread, static_cast<int>(batch_->appends.size()))) >= 0;) {
     const AppendRun& run = batch_->appends[i];
     for (int h = 0; h < kv_heads; ++h) ask_for(cache_.unit(index, run.unit, h), cache_.layout(index, h).unit_bytes);
     for (int t = run.first_token; t < run.first_token + run.tokens; ++t) {
       float* row = space_.qkv.as<float>() + t * qkv_stride_;
-      const float* cos = space_.angles.as<float>() + angles_start + static_cast<int64_t>(t) * 2 * half;
+      const float* cos = half > 0 ? angles_.at(attention.rope, batch_->positions[t]) : nullptr;
       for (int h = 0; h < heads + kv_heads; ++h) {
         const Norm& norm = h < heads ? attention.q_norm : attention.k_norm;
         if (norm.weight != nullptr) kernels_.rms_norm(row + h * dim, norm.weight, norm.eps, dim, row + h * dim);
