@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 
 from gristmill.pipeline.model import BuildModel
-from gristmill.pipeline.search.units import Unit
+from gristmill.pipeline.search.units import Unit, Width
 from gristmill.runtime.formats.select import FORMATS, FormatName
 from gristmill.runtime.safetensors_files import MODEL_DTYPES
 from gristmill.runtime.scheme import QuantScheme
@@ -24,14 +23,16 @@ _CONFIG_NAME_BYTES = 16
 """Indentation, quotes and comma around a name in `config.json`."""
 
 
-def unit_bytes(unit: Unit, schemes: Mapping[str, QuantScheme | None], bits: int, format: FormatName) -> int:
+def unit_bytes(
+    unit: Unit, schemes: Mapping[str, QuantScheme | None], width: Width, format: FormatName
+) -> int:
     """Bytes of a unit's tensors at a width."""
     total = 0
     for linear in unit.linears:
         scheme = schemes[linear.name]
         assert scheme is not None  # a unit's linears are quantized
         shape = (linear.out_features, linear.in_features)
-        pieces = FORMATS[format].layout(linear.name, replace(scheme, bits=bits), shape)
+        pieces = FORMATS[format].layout(linear.name, width.of(scheme), shape)
         total += sum(spec.nbytes for spec in pieces.values())
     return total
 

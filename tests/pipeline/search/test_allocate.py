@@ -15,7 +15,7 @@ Units = Sequence[Sequence[Option]]
 
 options = st.lists(
     st.tuples(st.integers(1, 40), st.integers(0, 200)), min_size=1, max_size=4, unique_by=lambda o: o[0]
-).map(lambda found: [Option(bits, cost, loss) for bits, (cost, loss) in enumerate(sorted(found))])
+).map(lambda found: [Option(place, cost, loss) for place, (cost, loss) in enumerate(sorted(found))])
 units = st.lists(options, min_size=1, max_size=5)
 
 
@@ -54,11 +54,11 @@ def test_a_choice_keeps_its_budget_and_misses_the_best_by_less_than_one_step(
 
 def test_a_width_above_the_line_between_its_neighbours_is_never_a_stop() -> None:
     unit = [Option(3, 3, 10), Option(4, 4, 9), Option(5, 5, 0)]
-    assert [option.bits for option in least_loss([unit], 4)] == [3]
-    assert [option.bits for option in least_loss([unit], 5)] == [5]
+    assert [option.width for option in least_loss([unit], 4)] == [3]
+    assert [option.width for option in least_loss([unit], 5)] == [5]
 
 
 @pytest.mark.parametrize("budget", [0.0, 3.0])
 def test_equal_choices_fall_on_the_first_unit(budget: float) -> None:
     unit = [Option(4, 4, 2), Option(5, 5, 1)]
-    assert [option.bits for option in least_loss([unit, unit], 9)] == [5, 4]
+    assert [option.width for option in least_loss([unit, unit], 9)] == [5, 4]
