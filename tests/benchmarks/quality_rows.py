@@ -24,7 +24,7 @@ class Row:
     """One setting, with the largest ratios to the peer's KL on wikitext and time that are accepted.
 
     `bits` is a width for all weights, or, with a fraction, a budget of bits a weight for a search.
-    `more` are further keys of the recipe's quantize block.
+    `more` are further keys of the recipe's quantize block, or of its search.
     """
 
     name: str
@@ -42,8 +42,8 @@ class Row:
         """The recipe's quantize block; weights only in groups of 64 unless a scheme is named."""
         if self.bits != 4:
             rest = f"symmetric: {str(self.symmetric).lower()}, group_size: 64, method: {self.method}"
-            search = "" if self.bits % 1 == 0 else f", search: {{budget: {{bits_per_weight: {self.bits}}}}}"
-            return f"bits: {int(self.bits)}, {rest}{search}"
+            search = f", search: {{budget: {{bits_per_weight: {self.bits}}}{self.more}}}"
+            return f"bits: {int(self.bits)}, {rest}{'' if self.bits % 1 == 0 else search}"
         if self.scheme is not None:
             return f"scheme: {self.scheme}, method: {self.method}{self.more}"
         scheme = f"W4A16{'' if self.symmetric else '_ASYM'}"
@@ -101,6 +101,7 @@ ROWS = (
     Row("3 bits: GPTQ asym", "gptq", False, None, bits=3),
     Row("3 bits: SignRound asym", "signround", False, None, bits=3),
     Row("Mixed 4.5 bits", "gptq", False, None, bits=4.5),
+    Row("Mixed 4.5 bits and groups", "gptq", False, None, bits=4.5, more=", group_size: [64, 96, 192]"),
     Row("Mixed: uniform 4 bits", "gptq", False, None),
     Row("Mixed: uniform 5 bits", "gptq", False, None, bits=5),
     Row("Mixed: uniform 6 bits", "gptq", False, None, bits=6),
