@@ -21,7 +21,7 @@ from tests.pipeline.search.exact import distribution, divergence
 from tests.pipeline.search.test_sensitivity import measure
 
 RTN = "scheme: W4A16_ASYM, group_size: 32, method: rtn"
-NARROW, WIDE = Width(3), Width(4)
+NARROW, WIDE = Width(3, 32), Width(4, 32)
 LIMIT = 0.6
 """Of the KL of all units at the narrow width, so that a few promotions keep it."""
 
@@ -42,7 +42,8 @@ def served(tiny: Tiny, unit: Unit, width: Width) -> dict[str, torch.Tensor]:
 def test_no_combination_of_fewer_promotions_passes(tmp_path: Path, open_tiny: OpenTiny) -> None:
     tiny = open_tiny(RTN)
     sensitivity = measure(tiny, tmp_path / "cache")
-    two_widths = tuple(losses[:2] for losses in sensitivity.losses)
+    places = [sensitivity.widths.index(width) for width in (NARROW, WIDE)]
+    two_widths = tuple(tuple(losses[place] for place in places) for losses in sensitivity.losses)
     sensitivity = replace(sensitivity, widths=(NARROW, WIDE), losses=two_widths)
     narrow, wide = ([served(tiny, unit, width) for unit in sensitivity.units] for width in (NARROW, WIDE))
     original = distribution(tiny, {})

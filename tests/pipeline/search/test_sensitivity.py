@@ -22,7 +22,7 @@ from tests.pipeline.search.conftest import OpenTiny, Tiny
 from tests.pipeline.search.exact import distribution, divergence
 
 GPTQ = "scheme: W4A16_ASYM, group_size: 32, method: gptq"
-WIDTHS = (Width(3), Width(4, 64), Width(4, 16), Width(6))
+WIDTHS = tuple(Width(bits, size) for bits in (3, 4, 6) for size in (64, 32))
 
 
 class Interrupted(Exception):
