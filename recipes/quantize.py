@@ -81,6 +81,9 @@ class GptqSettings(BaseModel):
     )
     act_order: bool = Field(default=True, description="quantize the columns of the largest inputs first")
     search_grid: bool = Field(default=True, description="choose each range by its weighted error")
+    refine: int = Field(
+        default=0, ge=0, le=100, description="rounds of improving codes and scales in turns afterwards"
+    )
 
 
 class AwqSettings(BaseModel):

@@ -211,11 +211,13 @@ void merge_state(AttendState& into, const AttendState& from, int padded_dim) {
 }
 
 void finish_state(const AttendState& state, int head_dim, float* out) {
-  for (int d = 0; d < head_dim; ++d) out[d] = state.weighted[d] / state.sum;
+  const float factor = 1.0f / state.sum;
+  for (int d = 0; d < head_dim; ++d) out[d] = state.weighted[d] * factor;
 }
 
 void set_attention_kernels(KernelTable& table) {
   table.append = append;
+  table.attend_rows = 12;
   table.attend_span = attend_span;
   table.merge_state = merge_state;
   table.finish_state = finish_state;

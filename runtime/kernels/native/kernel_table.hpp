@@ -17,7 +17,7 @@ constexpr int kMostPanelTokens = 16; // tokens of the widest activation panel
 constexpr int kUnitTokens = 16;      // tokens of one cache unit
 constexpr int kSpanTokens = 256;     // positions, aligned, whose softmax is computed in one go
 constexpr int kMostHeadDim = 256;
-constexpr int kMostAttendRows = 16;  // query rows that share one pass over keys and values
+constexpr int kMostAttendRows = 64;  // query rows that share one pass over keys and values
 constexpr int kMostLinearTiles = 4;  // weight tiles of one call on matrix tiles
 constexpr int64_t kLinearScratchBytes = 512 << 10;
 
@@ -122,6 +122,7 @@ enum class TileReuse : int32_t {
 struct KernelTable {
   const char* name;     // as GRISTMILL_ISA names it
   int32_t panel;        // widest panel: 8, or 16 with matrix tiles
+  int32_t attend_rows;  // rows of a pass over keys and values that these kernels take best
 
   // `columns` (padded) columns of `x[0..tokens)` (row stride `stride` floats) into one panel of width
   // `width`, missing tokens zero. The caller keeps padding columns of x zero. int8 rounds to nearest even, scale = max|x| / 127, a zero group gets scale 0.
@@ -167,11 +168,11 @@ struct KernelTable {
                  int64_t stride);
 
   // Attention of every row over positions span * 256 .. + 255 (those that it sees): fresh states,
-  // one a row. A row that sees nothing of the span keeps {-inf, 0, zeros}.
+  // one a row. A row that sees nothing of the span gets {-inf, 0, zeros}.
   void (*attend_span)(const AttendRows& rows, int span, AttendState* states);
   // into = into (+) from, both over dim entries.
   void (*merge_state)(AttendState& into, const AttendState& from, int padded_dim);
-  // out[0..head_dim) = weighted / sum.
+  // out[0..head_dim) = weighted * (1 / sum).
   void (*finish_state)(const AttendState& state, int head_dim, float* out);
 
   // A weight's row as float [columns]: embedding look-up of float tables.

@@ -142,7 +142,7 @@ void Step::reserve(const Batch& batch) {
       plan_of_.push_back(plan_of_.back());
     } else {
       plan_of_.push_back(static_cast<int>(plans_.size()));
-      plans_.push_back(plan_attention(batch, a, pool_.size()));
+      plans_.push_back(plan_attention(batch, a, kernels_.attend_rows, pool_.size()));
     }
     const int64_t floats = 2 + cache_.layout(static_cast<int>(i), 0).padded_dim;
     partial_floats = std::max(partial_floats, plans_.back().partials * floats);

@@ -72,9 +72,8 @@ void Step::attend_item(int thread, int index, const AttendItem& item) {
     queries[r] = space_.qkv.as<float>() + token * qkv_stride_ + head * attention.head_dim;
     outs[r] = space_.attended.as<float>() + token * attended_stride_ + head * attention.head_dim;
     positions[r] = batch_->positions[token];
-    fresh[r].weighted = item.partial >= 0 ? partial + r * (2 + dim) + 2 : weighted + r * kMostHeadDim;
-    total[r] = {-INFINITY, 0.0f, weighted + (kMostAttendRows + r) * kMostHeadDim};
-    std::fill(total[r].weighted, total[r].weighted + dim, 0.0f);
+    fresh[r].weighted = item.partial >= 0 ? partial + r * (2 + dim) + 2 : weighted + (rows + r) * dim;
+    total[r].weighted = weighted + r * dim;
   }
   const int32_t* units = batch_->units.data() + batch_->unit_starts[item.sequence];
   const int last_unit = positions[rows - 1] / kUnitTokens;
@@ -84,18 +83,19 @@ void Step::attend_item(int thread, int index, const AttendItem& item) {
   }
   const AttendRows pass{layout, own.units.data(), rows, queries, positions, attention.window, attention.scale,
                         attention.softcap};
-  for (int span = item.first_span; span < item.last_span; ++span) {
-    kernels_.attend_span(pass, span, fresh);
+  if (item.partial >= 0) {
+    kernels_.attend_span(pass, item.first_span, fresh);
     for (int r = 0; r < rows; ++r) {
-      if (item.partial >= 0) {
-        fresh[r].weighted[-2] = fresh[r].maximum;
-        fresh[r].weighted[-1] = fresh[r].sum;
-      } else {
-        kernels_.merge_state(total[r], fresh[r], dim);
-      }
+      fresh[r].weighted[-2] = fresh[r].maximum;
+      fresh[r].weighted[-1] = fresh[r].sum;
     }
+    return;
   }
-  if (item.partial >= 0) return;
+  kernels_.attend_span(pass, item.first_span, total);
+  for (int span = item.first_span + 1; span < item.last_span; ++span) {
+    kernels_.attend_span(pass, span, fresh);
+    for (int r = 0; r < rows; ++r) kernels_.merge_state(total[r], fresh[r], dim);
+  }
   for (int r = 0; r < rows; ++r) kernels_.finish_state(total[r], attention.head_dim, outs[r]);
 }
 

@@ -26,6 +26,7 @@ _FLOATS: dict[str, Any] = {
     "fp8": ml_dtypes.float8_e4m3fn,
 }
 _UNIT = 16
+_MOST_ROWS = 64  # of one pass
 _KEY_SCALE, _VALUE_SCALE = 0.25, 1.5
 # Of results near 1. Queries and weights of the vector kernels for int8 are whole numbers of 14 bits, and
 # those of matrix tiles are bfloat16.
@@ -36,6 +37,7 @@ _STALE = 0xFF  # NaN in every float type
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
+Positions = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def _decode(cache: _Cache) -> tuple[Doubles, Doubles]:
 
 
 def _expected(
-    cache: _Cache, queries: Floats, positions: NDArray[np.int32], scale: float, window: int, softcap: float
+    cache: _Cache, queries: Floats, positions: Positions, scale: float, window: int, softcap: float
 ) -> Doubles:
     keys, values = _decode(cache)
     out = np.empty(queries.shape)
@@ -136,13 +138,19 @@ def _queries(rows: int, head_dim: int, seed: int = 1) -> Floats:
     return np.random.default_rng(seed).normal(size=(rows, head_dim)).astype(np.float32)
 
 
-def _attend(isa: str, cache: _Cache, queries: Floats, positions: NDArray[np.int32], **how: float) -> Floats:
+def _attend(isa: str, cache: _Cache, queries: Floats, positions: Positions, **how: float) -> Floats:
     scale = cache.layout.head_dim**-0.5
     found = _native.attend(isa, cache.layout, queries, positions, cache.units, cache.order, scale, **how)
     return np.asarray(found)
 
 
-def _last_positions(tokens: int, count: int, group: int) -> NDArray[np.int32]:
+def _alone(isa: str, cache: _Cache, queries: Floats, positions: Positions, **how: float) -> Floats:
+    """Each row's attention, in a pass for itself."""
+    rows = range(len(positions))
+    return np.stack([_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in rows])
+
+
+def _last_positions(tokens: int, count: int, group: int) -> Positions:
     """The last `count` positions, each for `group` query heads."""
     return np.repeat(np.arange(tokens - count, tokens), group).astype(np.int32)
 
@@ -194,7 +202,7 @@ def test_append_writes_the_bytes_that_the_scalar_one_writes(isa: str, kv_type: s
         )
 
 
-@pytest.mark.parametrize("rows", range(1, 17))
+@pytest.mark.parametrize("rows", [*range(1, 18), 31, 32, 33, 47, 48, 49, 63, 64])
 @pytest.mark.parametrize("kv_type", ["bfloat16", "fp8", "int8"])
 @pytest.mark.parametrize("isa", _ISAS)
 def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type: str, rows: int) -> None:
@@ -202,8 +210,7 @@ def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type
     positions = np.arange(300 - rows, 300, dtype=np.int32)
     queries = _queries(rows, 112)
     together = _attend(isa, cache, queries, positions)
-    alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1])[0] for r in range(rows)]
-    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together, _alone(isa, cache, queries, positions))
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 40, 48, 64, 80, 96, 112, 128, 144, 176, 192, 240, 256])
@@ -211,11 +218,11 @@ def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type
 def test_every_number_of_rows_gives_a_row_the_bits_that_it_gives_alone(kv_type: str, head_dim: int) -> None:
     isa = _ISAS[-1]  # with the most ways to take rows together
     cache = _cache(isa, kv_type, head_dim, 40)
-    queries = _queries(16, head_dim)
-    positions = np.arange(24, 40, dtype=np.int32)
+    queries = _queries(_MOST_ROWS, head_dim)
+    positions = np.repeat(np.arange(24, 40, dtype=np.int32), _MOST_ROWS // 16)
     for how in ({}, {"window": 17}, {"softcap": 2.0}):
-        alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(16)]
-        for rows in range(2, 17):
+        alone = _alone(isa, cache, queries, positions, **how)
+        for rows in range(2, _MOST_ROWS + 1):
             together = _attend(isa, cache, queries[:rows], positions[:rows], **how)
             np.testing.assert_array_equal(together, alone[:rows])
 
@@ -227,40 +234,36 @@ def test_prefill_in_any_chunks_gives_the_bits_of_decode_at_every_position(isa: s
     queries = _queries(290, 48)
     positions = np.arange(290, dtype=np.int32)
     for how in ({}, {"window": 70, "softcap": 3.0}):
-        alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(290)]
-        for chunk in (3, 15, 16):
-            starts = range(0, 290, chunk)
-            chunks = [slice(start, start + chunk) for start in starts]
+        alone = _alone(isa, cache, queries, positions, **how)
+        for chunk in (3, 15, 16, 50, 64):
+            chunks = [slice(start, start + chunk) for start in range(0, 290, chunk)]
             together = [_attend(isa, cache, queries[c], positions[c], **how) for c in chunks]
             np.testing.assert_array_equal(np.concatenate(together), alone)
 
 
 @pytest.mark.parametrize("isa", _ISAS)
 def test_a_scale_that_is_not_finite_reaches_only_rows_that_see_it(isa: str) -> None:
-    cache = _cache(isa, "int8", 64, 40)
-    queries = _queries(12, 64)
-    positions = np.arange(28, 40, dtype=np.int32)
-    before = _attend(isa, cache, queries, positions)
-    broken = np.full(64, np.nan, np.float32)
-    _append_one(isa, cache.layout, cache.units, cache.order[2], 1, cache.keys[33], broken)
-    after = _attend(isa, cache, queries, positions)
-    np.testing.assert_array_equal(after[:5], before[:5])
-    assert np.isnan(after[5:]).all()
+    for group in (1, 4):
+        cache = _cache(isa, "int8", 64, 40)
+        queries = _queries(12 * group, 64)
+        positions = _last_positions(40, 12, group)
+        before = _attend(isa, cache, queries, positions)
+        broken = np.full(64, np.nan, np.float32)
+        _append_one(isa, cache.layout, cache.units, cache.order[2], 1, cache.keys[33], broken)
+        after = _attend(isa, cache, queries, positions)
+        np.testing.assert_array_equal(after[: 5 * group], before[: 5 * group])
+        assert np.isnan(after[5 * group :]).all()
 
 
 @pytest.mark.parametrize("kv_type", _KV_TYPES)
 @pytest.mark.parametrize("isa", _FAST)
 def test_rows_far_apart_give_the_bits_that_they_give_alone(isa: str, kv_type: str) -> None:
     cache = _cache(isa, kv_type, 48, 550)
-    positions = np.array([3, 549, 16, 255, 256, 31, 300, 511], np.int32)
+    positions = np.tile(np.array([3, 549, 16, 255, 256, 31, 300, 511], np.int32), 5)
     queries = _queries(len(positions), 48)
     for how in ({}, {"window": 19}):
         together = _attend(isa, cache, queries, positions, **how)
-        alone = [
-            _attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0]
-            for r in range(len(positions))
-        ]
-        np.testing.assert_array_equal(together, alone)
+        np.testing.assert_array_equal(together, _alone(isa, cache, queries, positions, **how))
 
 
 @pytest.mark.parametrize("kv_type", _KV_TYPES)
@@ -284,17 +287,18 @@ def test_stale_bytes_behind_the_position_change_nothing(isa: str, kv_type: str) 
 @pytest.mark.parametrize("kv_type", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("isa", _ISAS)
 def test_an_infinite_value_reaches_only_rows_that_see_it(isa: str, kv_type: str) -> None:
-    cache = _cache(isa, kv_type, 64, 40)
-    queries = _queries(6, 64)
-    positions = np.array([34, 35, 36, 37, 38, 39], np.int32)
-    before = _attend(isa, cache, queries, positions)
-    infinite = np.full(64, np.inf, np.float32)
-    _append_one(
-        isa, cache.layout, cache.units, cache.order[37 // _UNIT], 37 % _UNIT, cache.keys[37], infinite
-    )
-    after = _attend(isa, cache, queries, positions)
-    np.testing.assert_array_equal(after[:3], before[:3])
-    assert not np.isfinite(after[3:]).any()
+    for group in (1, 9):
+        cache = _cache(isa, kv_type, 64, 40)
+        queries = _queries(6 * group, 64)
+        positions = _last_positions(40, 6, group)
+        before = _attend(isa, cache, queries, positions)
+        infinite = np.full(64, np.inf, np.float32)
+        _append_one(
+            isa, cache.layout, cache.units, cache.order[37 // _UNIT], 37 % _UNIT, cache.keys[37], infinite
+        )
+        after = _attend(isa, cache, queries, positions)
+        np.testing.assert_array_equal(after[: 3 * group], before[: 3 * group])
+        assert not np.isfinite(after[3 * group :]).any()
 
 
 @pytest.mark.parametrize("kv_type", ["float32", "bfloat16", "float16", "int8", "int4"])
