@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -45,7 +46,7 @@ DOMAIN = "SQL calibration"
 """What `--only` is held against."""
 
 COMMAND = "make bench-quality ARGS='--only SQL'"
-_DATA = ROOT.parent / "shared" / "data"
+_DATA = Path(os.environ.get("GRISTMILL_TEST_DATA", ROOT.parent / "shared" / "data"))
 _CALIBRATION = {"SQL": "prompts/sql.jsonl.gz", "wikitext": "lm/wikitext2_valid_a.txt.gz"}
 _QUESTIONS = "sql/spider_dev.jsonl.gz"
 _ENDING = "\n\nReturn one SQL query only."

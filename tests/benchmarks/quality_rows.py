@@ -24,7 +24,7 @@ class Row:
     """One setting, with the largest ratios to the peer's KL on wikitext and time that are accepted.
 
     `bits` is a width for all weights, or, with a fraction, a budget of bits a weight for a search.
-    `more` are further keys of the recipe's quantize block.
+    `more` are further keys of the recipe's quantize block. `group_sizes` are what a search chooses from.
     """
 
     name: str
@@ -36,14 +36,17 @@ class Row:
     scheme: str | None = None
     bits: float = 4
     more: str = ""
+    group_sizes: tuple[int, ...] = ()
 
     @property
     def quantize(self) -> str:
         """The recipe's quantize block; weights only in groups of 64 unless a scheme is named."""
         if self.bits != 4:
             rest = f"symmetric: {str(self.symmetric).lower()}, group_size: 64, method: {self.method}"
-            search = "" if self.bits % 1 == 0 else f", search: {{budget: {{bits_per_weight: {self.bits}}}}}"
-            return f"bits: {int(self.bits)}, {rest}{search}{self.more}"
+            if self.bits % 1 == 0:
+                return f"bits: {int(self.bits)}, {rest}{self.more}"
+            search = f"budget: {{bits_per_weight: {self.bits}}}, group_size: {list(self.group_sizes)}"
+            return f"bits: {int(self.bits)}, {rest}, search: {{{search}}}{self.more}"
         if self.scheme is not None:
             return f"scheme: {self.scheme}, method: {self.method}{self.more}"
         scheme = f"W4A16{'' if self.symmetric else '_ASYM'}"
@@ -107,6 +110,7 @@ ROWS = (
     Row("3 bits: GPTQ asym rotated, refined", "gptq", False, None, bits=3, more=REFINED),
     Row("3 bits: SignRound asym", "signround", False, None, bits=3),
     Row("Mixed 4.5 bits", "gptq", False, None, bits=4.5),
+    Row("Mixed 4.5 bits and groups", "gptq", False, None, bits=4.5, group_sizes=(64, 96, 192)),
     Row("Mixed: uniform 4 bits", "gptq", False, None),
     Row("Mixed: uniform 5 bits", "gptq", False, None, bits=5),
     Row("Mixed: uniform 6 bits", "gptq", False, None, bits=6),
