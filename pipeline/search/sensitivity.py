@@ -1,8 +1,8 @@
 """How much the model loses when one unit alone is quantized, for each width that it may get.
 
 Each unit is measured at the middle bits, once with each group size, as the
-block's output really changes. Other bits follow from the error of the unit's own
-output, which the input's second moments give without running the block.
+block's output really changes. Other bits follow from how the error of the unit's
+own output changes with them, without running the block.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ def layer_losses(
 
     `inputs` holds the statistics of the layer's input groups, `weights` the
     original's block in float32. Units are rounded by GPTQ, or to nearest for
-    methods without data; how errors change with the bits is that of rounding to
-    nearest. Raises ModelError, naming the linear, for what isn't finite.
+    methods without data. Raises ModelError, naming the linear, for what isn't finite.
     """
     known = _Original(layer, inputs)
     bits = _middle(widths)
@@ -80,13 +79,13 @@ def layer_losses(
         for width in (width for width in widths if width.bits == bits):
             rounded = quantize_block(layer, weights, known, _alone(unit, width, settings))
             measured[width.group_size] = gradients.loss(layer, served_weights(weights, rounded))
-        errors = {width: _rounding_error(unit, weights, known.by_linear, settings, width) for width in widths}
+        errors = _output_errors(unit, weights, known.by_linear, settings, widths)
         losses.append(tuple(_scaled(measured, errors, bits, width) for width in widths))
     return losses
 
 
 def _middle(widths: Sequence[Width]) -> int:
-    """The bits that are measured: the fewest change a block too much for an estimate to second order."""
+    """The bits that are measured: near to what most units get."""
     bits = sorted({width.bits for width in widths})
     return bits[(len(bits) - 1) // 2]
 
@@ -104,6 +103,23 @@ def _alone(unit: Unit, width: Width, settings: QuantizeSettings) -> QuantizeSett
     schemes = {linear.name: settings.schemes[linear.name] for linear in unit.linears}
     method: Method = "rtn" if settings.method in _DATA_FREE else "gptq"
     return replace(settings, method=method, schemes=with_widths(schemes, [unit], [width]))
+
+
+def _output_errors(
+    unit: Unit,
+    weights: Weights,
+    inputs: Mapping[str, InputStatistics],
+    settings: QuantizeSettings,
+    widths: Sequence[Width],
+) -> dict[Width, float]:
+    """The errors of the unit's outputs, to be compared within a group size.
+
+    GPTQ's is in proportion to the square of the grid's step. Of rounding to
+    nearest it is computed: there the few largest inputs may decide.
+    """
+    if settings.method not in _DATA_FREE:
+        return {width: ((1 << width.bits) - 1) ** -2.0 for width in widths}
+    return {width: _rounding_error(unit, weights, inputs, settings, width) for width in widths}
 
 
 def _rounding_error(
