@@ -4,84 +4,16 @@
 #include <cmath>
 #include <cstring>
 
+#include "linear_share.hpp"
 #include "vocabulary_passes.hpp"
 
 namespace gristmill {
 namespace {
 
-constexpr int kChunkTokens = 128;           // tokens of one kernel call
-constexpr int kEmbedTokens = 8;              // tokens that one thread looks up at a time
-constexpr int kTileShareTokens = 512;       // tokens of one share on matrix tiles, at most
-constexpr int kTileCallTokens = 64;         // and of one call, where calls can share decoded weights
-constexpr int kRedundantTokens = 4;         // up to here every thread prepares the input for itself
-constexpr int64_t kBlockBytes = 384 << 10;  // input that stays in the second level cache
-constexpr int64_t kTileBlockBytes = 1 << 20;
+constexpr int kEmbedTokens = 8;      // tokens that one thread looks up at a time
+constexpr int kRedundantTokens = 4;  // up to here every thread prepares the input for itself
 
 static_assert(kTileRows == kVocabularyTile, "the sampler's tiles are those of the head");
-
-constexpr Norm kNoNorm{nullptr, 0, 0};
-
-bool is_integer(WeightKind kind) { return kind == WeightKind::int4 || kind == WeightKind::int8; }
-
-int last_width(int rest, int panel) {
-  if (rest == 0) return panel;
-  int width = 1;
-  while (width < rest) width *= 2;
-  return width;
-}
-
-// The panels of `tokens` tokens, without memory.
-Activations describe(const KernelTable& kernels, bool integer_activations, const Weight& weight, int tokens) {
-  Activations x{};
-  x.form = weight.kind == WeightKind::float32                    ? ActivationForm::float32
-           : is_integer(weight.kind) && integer_activations ? ActivationForm::int8
-                                                                 : ActivationForm::bfloat16;
-  x.tokens = tokens;
-  x.columns = weight.columns;
-  x.panel = kernels.panel;
-  x.panels = (tokens + x.panel - 1) / x.panel;
-  x.last = last_width(tokens % x.panel, x.panel);
-  return x;
-}
-
-int value_bytes(ActivationForm form) {
-  return form == ActivationForm::int8 ? 1 : form == ActivationForm::bfloat16 ? 2 : 4;
-}
-
-bool on_matrix_tiles(const KernelTable& kernels, const Weight& weight, const Activations& x) {
-  return kernels.linear_tiles != nullptr && x.form == ActivationForm::bfloat16 && weight.kind != WeightKind::float32;
-}
-
-int round_up(int number, int to) { return (number + to - 1) / to * to; }
-
-// What one thread takes of a linear at a time, and what of it one call of a kernel does.
-struct Share {
-  int tiles;
-  int panels;       // of one share
-  int call_panels;
-};
-
-Share vector_share(const Activations& x) {
-  const int64_t panel_bytes = static_cast<int64_t>(x.panel) * x.columns * value_bytes(x.form);
-  const int call = kChunkTokens / x.panel;
-  return {1, std::max<int>(1, static_cast<int>(kBlockBytes / panel_bytes / call)) * call, call};
-}
-
-// Several tiles share the tokens that they read, unless threads would then wait for each other.
-Share tile_share(const Activations& x, int tiles, int threads) {
-  const int64_t most = std::max<int64_t>(kTileBlockBytes / (x.columns * 2), kChunkTokens);
-  const int tokens = x.panels * x.panel, limit = static_cast<int>(std::min<int64_t>(most, kTileShareTokens));
-  const int blocks = (tokens + limit - 1) / limit;
-  const int panels = round_up((x.panels + blocks - 1) / blocks, 2);
-  int best = 1, least = tiles;
-  for (int some = 1; some <= kMostLinearTiles; ++some) {
-    const int shares = (tiles + some - 1) / some * blocks;
-    const int longest = (shares + threads - 1) / threads * some;  // tiles of the busiest thread
-    if (longest <= least) best = some, least = longest;
-  }
-  const bool sharing = static_cast<int64_t>(best) * kTileRows * x.columns * 2 <= kLinearScratchBytes;
-  return {best, panels, sharing ? std::min(panels, kTileCallTokens / x.panel) : panels};
-}
 
 }  // namespace
 
@@ -93,6 +25,7 @@ Step::Step(const KernelTable& kernels, const Model& model, KvCache& cache, Threa
     qkv_stride_ = std::max<int64_t>(qkv_stride_, (layer.qkv.out_features + 15) / 16 * 16);
     attended_stride_ = std::max<int64_t>(attended_stride_, layer.o.weight.columns);
     gated_stride_ = std::max<int64_t>(gated_stride_, layer.down.weight.columns);
+    if (layer.mixture) measure_mixture(*layer.mixture);
   }
   space_.threads.resize(pool.size());
   for (ThreadSpace& space : space_.threads) {
@@ -109,6 +42,7 @@ int Step::run(const Batch& batch, float* logits, float* tile_maxima) {
   tile_maxima_ = tile_maxima;
   not_finite_ = -1;
   reserve(batch);
+  reserve_mixture(batch.input.tokens);
   pool_.run([this](int thread) { forward(thread); });
   angles_.keep();
   return not_finite_;
@@ -117,7 +51,7 @@ int Step::run(const Batch& batch, float* logits, float* tile_maxima) {
 void Step::reserve(const Batch& batch) {
   const int64_t tokens = batch.input.tokens;
   const int64_t padded = (tokens + kMostPanelTokens) / kMostPanelTokens * kMostPanelTokens;
-  const int64_t widest = std::max({hidden_stride_, attended_stride_, gated_stride_});
+  const int64_t widest = std::max({hidden_stride_, attended_stride_, gated_stride_, expert_stride_});
   space_.hidden.reserve(tokens * hidden_stride_ * 4);
   space_.qkv.reserve(tokens * qkv_stride_ * 4);
   space_.attended.reserve(tokens * attended_stride_ * 4);
@@ -162,7 +96,12 @@ void Step::forward(int thread) {
   if (options_.profile && thread == 0) mark_ = std::chrono::steady_clock::now();
   embed(thread);
   next(thread, Operation::embed);
-  for (int index = 0; index < static_cast<int>(model_.layers.size()); ++index) layer(thread, index);
+  for (int index = 0; index < static_cast<int>(model_.layers.size()); ++index) {
+    layer(thread, index);
+    if (options_.debug_nan) {
+      check_finite(thread, index, space_.hidden.as<float>(), batch_->input.tokens * hidden_stride_);
+    }
+  }
   if (batch_->input.rows > 0) head(thread);
 }
 
@@ -184,6 +123,7 @@ void Step::layer(int thread, int index) {
   project(thread, layer.o, x, true, hidden, hidden_stride_);
   next(thread, Operation::o);
 
+  if (layer.mixture) return mix(thread, layer);
   x = prepare(thread, layer.gate_up, hidden, hidden_stride_, layer.mlp_norm, nullptr, tokens, model_.hidden_size);
   multiply(thread, layer.gate_up, x, [&](int tile, const float* out, int first, int count) {
     const int channel = tile * (kTileRows / 2);
@@ -196,7 +136,6 @@ void Step::layer(int thread, int index) {
               layer.intermediate_size);
   project(thread, layer.down, x, true, hidden, hidden_stride_);
   next(thread, Operation::down);
-  if (options_.debug_nan) check_finite(thread, index, hidden, tokens * hidden_stride_);
 }
 
 void Step::head(int thread) {
@@ -283,32 +222,10 @@ Activations Step::prepare(int thread, const Linear& linear, const float* x, int6
 // Every tile of `linear` for every token; store(tile, out, first token, tokens) takes them away.
 template <typename Store>
 void Step::multiply(int thread, const Linear& linear, const Activations& x, Store&& store) {
-  const bool on_tiles = on_matrix_tiles(kernels_, linear.weight, x);
-  const int tiles = linear.tiles();
-  const Share share = on_tiles ? tile_share(x, tiles, pool_.size()) : vector_share(x);
-  const auto kernel = x.form == ActivationForm::int8 ? kernels_.linear_int8 : kernels_.linear_float;
-  const int parts = (tiles + share.tiles - 1) / share.tiles, blocks = (x.panels + share.panels - 1) / share.panels;
-  ThreadSpace& space = space_.threads[thread];
-  float* out = space.tile.as<float>();
-  for (int item; (item = pool_.claim(thread, parts * blocks)) >= 0;) {
-    const int tile = item % parts * share.tiles, some = std::min(share.tiles, tiles - tile);
-    const int start = item / parts * share.panels, end = std::min(start + share.panels, x.panels);
-    for (int panel = start; panel < end; panel += share.call_panels) {
-      const int count = std::min(share.call_panels, end - panel), first = panel * x.panel;
-      if (on_tiles) {
-        const TileReuse reuse = end - start <= share.call_panels ? TileReuse::none
-                                : panel == start                 ? TileReuse::first
-                                                                 : TileReuse::again;
-        kernels_.linear_tiles(linear.weight, tile, some, x, panel, count, reuse, space.scratch.as<void>(), out);
-      } else {
-        kernel(linear.weight, tile, x, panel, count, out);
-      }
-      const int padded = (count - 1) * x.panel + (panel + count == x.panels ? x.last : x.panel);
-      for (int i = 0; i < some; ++i) {
-        store(tile + i, out + static_cast<int64_t>(i) * padded * kTileRows, first,
-              std::min(padded, x.tokens - first));
-      }
-    }
+  const Share share = share_of(kernels_, linear, x, pool_.size());
+  const int shares = count_shares(share, linear.tiles(), x);
+  for (int item; (item = pool_.claim(thread, shares)) >= 0;) {
+    multiply_share(kernels_, linear, x, share, item, space_.threads[thread], store);
   }
 }
 
