@@ -32,7 +32,7 @@ constexpr float kCubic[] = {0.99992526f, 0.69583350f, 0.22606719f, 0.078024551f}
 constexpr int kSums = 4;  // tiles of sums: what does not wait for each other hides the latency of a product
 // Numbers from row to row: at a power of two all rows would fall into the same cache sets.
 constexpr int kBfloat16Stride = kSpanTokens + 32;
-static_assert(kSpanTokens >= kMostHeadDim, "queries have the stride of weights, weighted values that of scores");
+static_assert(kSpanTokens >= kMostHeadDim, "queries have the stride of weights, sums that of scores");
 
 // A pass of several blocks has as many rows in the last one as in the others: what the rows behind the last
 // one hold is of no matter.
@@ -189,7 +189,8 @@ void score_span(TileSpan& s, int begin, int end, bool add) {
   if (begin == end) return;
   _tile_loadconfig(&(kStep == 32 ? kWideTiles : kNarrowTiles).of[block_rows(s) - 1]);
   for (int unit = s.first_unit / kSums * kSums; unit <= s.last_unit; unit += kSums)
-    for (int row = 0; row < s.call->rows; row += kBlockRows) score_units<kStep>(s, row, unit, begin, end, add);
+    for (int row = 0; row < s.call->rows; row += kBlockRows)
+      score_units<kStep>(s, row, unit, begin, end, add);
 }
 
 // ---------------------------------------------------------------- softmax
@@ -230,8 +231,8 @@ void cap_scores(const TileSpan& s, float* scores, int first, int end) {
     store(scores + t, mul(cap, hyperbolic_tangent(div(mul(load(scores + t), scale), cap))));
 }
 
-// Lanes of the largest of a row's scores, or of its products if there is no soft cap. Here and below two units
-// at a time, aligned, do not wait for each other.
+// Lanes of the largest of a row's scores, or of its products if there is no soft cap. Here and below two
+// units at a time, aligned, do not wait for each other.
 Floats largest_scores(TileSpan& s, int row) {
   const int begin = s.begin[row], end = s.end[row], first = begin / kPairTokens * kPairTokens;
   const Floats lowest = broadcast(-__builtin_inff());

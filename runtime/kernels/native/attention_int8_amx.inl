@@ -44,7 +44,8 @@ void join_group(ByteSpan& s, int row, int first, const int32_t* sums) {
     Floats maxima = s.maxima[r];
     for (int u = 0; u < kGroupUnits; ++u) {
       const int t = (first + u) * kUnitTokens;
-      const __m512i sum = _mm512_sub_epi32(join_limbs(s, sums + (r - row) * kGroupStride + u * kUnitTokens), offset);
+      const __m512i joined = join_limbs(s, sums + (r - row) * kGroupStride + u * kUnitTokens);
+      const __m512i sum = _mm512_sub_epi32(joined, offset);
       Floats score = mul({_mm512_cvtepi32_ps(sum)}, load(s.key_scales + t));
       if (capped) score = mul(cap, hyperbolic_tangent(div(mul(score, broadcast(s.factors[r])), cap)));
       score = replace_hidden(score, s.begin[r], s.end[r], t, lowest);

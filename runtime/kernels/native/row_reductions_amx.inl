@@ -18,7 +18,8 @@ inline __m512 reduce_sixteen(const Floats* x) {
   __m512 eights[8], fours[4], twos[2];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i)
-    eights[i] = Op::two(_mm512_shuffle_f32x4(x[i].v, x[i + 8].v, 0x44), _mm512_shuffle_f32x4(x[i].v, x[i + 8].v, 0xee));
+    eights[i] = Op::two(_mm512_shuffle_f32x4(x[i].v, x[i + 8].v, 0x44),
+                        _mm512_shuffle_f32x4(x[i].v, x[i + 8].v, 0xee));
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i)
     fours[i] = Op::two(_mm512_shuffle_f32x4(eights[i], eights[i + 4], 0x88),
@@ -28,7 +29,8 @@ inline __m512 reduce_sixteen(const Floats* x) {
     const __m512d a = _mm512_castps_pd(fours[i]), b = _mm512_castps_pd(fours[i + 2]);
     twos[i] = Op::two(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
   }
-  const __m512 all = Op::two(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xdd));
+  const __m512 all = Op::two(_mm512_shuffle_ps(twos[0], twos[1], 0x88),
+                             _mm512_shuffle_ps(twos[0], twos[1], 0xdd));
   const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
   return _mm512_permutexvar_ps(order, all);
 }
