@@ -3,7 +3,7 @@
 namespace gristmill {
 namespace {
 
-constexpr int kTileCallTokens = 64;         // of one call on matrix tiles, where calls can share decoded weights
+constexpr int kTileCallTokens = 64;         // of a call on matrix tiles, where calls share decoded weights
 constexpr int64_t kBlockBytes = 384 << 10;  // input that stays in the second level cache
 constexpr int64_t kTileBlockBytes = 1 << 20;
 

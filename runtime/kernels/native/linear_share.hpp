@@ -26,8 +26,8 @@ inline int count_shares(const Share& share, int tiles, const Activations& x) {
 
 // Share number `item` of `linear`; store(tile, out, first token, tokens) takes each tile's output away.
 template <typename Store>
-void multiply_share(const KernelTable& kernels, const Linear& linear, const Activations& x, const Share& share,
-                    int item, const ThreadSpace& space, Store&& store) {
+void multiply_share(const KernelTable& kernels, const Linear& linear, const Activations& x,
+                    const Share& share, int item, const ThreadSpace& space, Store&& store) {
   const auto kernel = x.form == ActivationForm::int8 ? kernels.linear_int8 : kernels.linear_float;
   const int tiles = linear.tiles(), parts = (tiles + share.tiles - 1) / share.tiles;
   const int tile = item % parts * share.tiles, some = std::min(share.tiles, tiles - tile);
@@ -45,7 +45,8 @@ void multiply_share(const KernelTable& kernels, const Linear& linear, const Acti
     }
     const int padded = (count - 1) * x.panel + (panel + count == x.panels ? x.last : x.panel);
     for (int i = 0; i < some; ++i) {
-      store(tile + i, out + static_cast<int64_t>(i) * padded * kTileRows, first, std::min(padded, x.tokens - first));
+      store(tile + i, out + static_cast<int64_t>(i) * padded * kTileRows, first,
+            std::min(padded, x.tokens - first));
     }
   }
 }
