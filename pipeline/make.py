@@ -12,6 +12,7 @@ from gristmill.artifacts.manifest import Determinism
 from gristmill.calibration.samples import TokenSamples
 from gristmill.pipeline.checkpoint import WrittenCheckpoint, write_verified
 from gristmill.pipeline.compile.stage import CompiledEngine, compile_engine
+from gristmill.pipeline.disk import plan_disk, require_disk
 from gristmill.pipeline.golden_prompts import golden_prompts
 from gristmill.pipeline.kv_calibration import calibrate_kv
 from gristmill.pipeline.model import BuildModel
@@ -83,6 +84,7 @@ class Maker:
         settings = quantize_settings(recipe, model.schemes)
         with timed("quantize"):
             key = quantize_key(model.source.digest(), self.samples, settings, self.contract)
+            require_disk(stages.missing("quantize", key, plan_disk(model, recipe).total), stages.root)
             quantized = quantize_model(model, self.samples, settings, stages, key, tell, earlier)
         with timed("checkpoint"):
             kv_scales = self._kv_scales(model, quantized, key)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from gristmill.calibration.batches import BATCH_TOKENS
 from gristmill.calibration.memory import walk_memory
@@ -18,7 +19,7 @@ from gristmill.runtime.errors import InputError, OutsideError
 from gristmill.runtime.memory import free_memory
 from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan, MoePlan
 
-__all__ = ["MemoryPlan", "gptq_work", "plan_memory", "require_memory"]
+__all__ = ["MemoryPlan", "gptq_work", "largest_layer", "plan_memory", "require_memory"]
 
 _PROCESS = 450_000_000
 """The interpreter, torch and their buffers: measured 0.40 GB on Linux with the CPU build."""
@@ -48,6 +49,10 @@ class MemoryPlan:
     def total(self) -> int:
         """Peak bytes of the whole build."""
         return _PROCESS + max(self.search, self.quantize, self.validate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return {**asdict(self), "process": _PROCESS, "total": self.total}
 
     def line(self) -> str:
         """The plan in one line."""
@@ -98,6 +103,11 @@ def require_memory(plan: MemoryPlan, limit: int | None) -> None:
     free = free_memory()
     if plan.total > free.size + _PROCESS:
         raise OutsideError(f"memory {free.source}", found=_gb(free.size), expected=_gb(plan.total), hint=hint)
+
+
+def largest_layer(plan: ModelPlan) -> LayerPlan:
+    """The layer with most weights, the first of equals: what decides whether a build fits."""
+    return max(plan.layers, key=_block_weights)
 
 
 def _quantize(plan: ModelPlan, tokens: int, settings: QuantizeSettings) -> int:

@@ -8,31 +8,23 @@ from __future__ import annotations
 
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.store import Store
-from gristmill.calibration.samples import TokenSamples
-from gristmill.pipeline.calibrate import calibrate
-from gristmill.pipeline.compile.stage import require_engines
 from gristmill.pipeline.environment import build_threads, determinism_contract, peak_memory, using_threads
 from gristmill.pipeline.make import Made, Maker
-from gristmill.pipeline.model import BuildModel, open_model
 from gristmill.pipeline.package import Built, package
-from gristmill.pipeline.plan import plan_memory, require_memory
+from gristmill.pipeline.plan import require_memory
+from gristmill.pipeline.preflight import Preflight, preflight
 from gristmill.pipeline.progress import Progress, SilentProgress
-from gristmill.pipeline.quantize.settings import quantize_settings
 from gristmill.pipeline.record import StageClock, places_of
 from gristmill.pipeline.report.evidence import LayerErrors
 from gristmill.pipeline.report.mix import data_mix
-from gristmill.pipeline.search.budget import require_possible
 from gristmill.pipeline.search.run import repair, search
 from gristmill.pipeline.search.widths import WidthChoice
 from gristmill.pipeline.stages import StageCache
-from gristmill.pipeline.validate.data import HeldOut, load_held_out
 from gristmill.pipeline.validate.gates import require_gates
-from gristmill.pipeline.validate.overlap import refuse_shared_records
-from gristmill.pipeline.validate.recipe_tasks import recipe_tasks, require_resident
-from gristmill.pipeline.validate.tasks.outcome import TaskRows
+from gristmill.pipeline.validate.recipe_tasks import require_resident
 from gristmill.recipes.schema import Recipe
 
-__all__ = ["build"]
+__all__ = ["build", "plan"]
 
 
 def build(
@@ -51,31 +43,16 @@ def build(
     stages = StageCache(store.layout.stages)
     clock = StageClock(stages)
     with using_threads(contract.threads):
-        with clock.stage("load"):
-            original = open_model(recipe)
-            model = original.rotated() if recipe.quantize.rotate else original
-            require_engines(recipe.engines, model.plan)
-            digest = original.source.digest()
-        if (wanted := recipe.quantize.search) is not None:
-            require_possible(model, wanted, recipe.checkpoint)
-        with clock.stage("calibrate"):
-            samples, held_out, tasks = _read_data(recipe, model, digest, stages, tell)
-        settings = quantize_settings(recipe, model.schemes)
-        memory = plan_memory(
-            model,
-            settings,
-            samples,
-            held_out,
-            len(recipe.engines),
-            searches=wanted is not None or recipe.repairs,
-            limit=memory_limit,
-        )
+        flight = preflight(recipe, stages, clock.stage, tell, memory_limit)
+        memory, model = flight.memory, flight.model
         tell.note(memory.line())
+        tell.note(flight.disk.line())
         require_memory(memory, memory_limit)
-        require_resident(tasks, streamed=memory.streamed)
-        maker = Maker(recipe, original, samples, held_out, tasks, contract, stages, tell, memory.streamed)
+        require_resident(flight.tasks, streamed=memory.streamed)
+        data = (flight.samples, flight.held_out, flight.tasks)
+        maker = Maker(recipe, flight.original, *data, contract, stages, tell, memory.streamed)
         widths: WidthChoice | None = None
-        if wanted is not None:
+        if recipe.quantize.search is not None:
             with clock.stage("search"):
                 model, widths = search(maker, model)
         made = maker.make(model, clock.stage)
@@ -90,6 +67,16 @@ def build(
             artifact = package(recipe, built, store, clock.record(places_of(recipe), memory.total))
     tell.note(f"memory: {peak_memory() / 1e9:.2f} GB measured at most, {memory.total / 1e9:.2f} GB planned")
     return artifact
+
+
+def plan(recipe: Recipe, store: Store, *, memory_limit: int | None = None) -> Preflight:
+    """Check all that can be known early, as `build` does, and say what it will take.
+
+    Raises the same errors, but not those of too little memory or disk space.
+    """
+    store.layout.create()
+    stages = StageCache(store.layout.stages)
+    return preflight(recipe, stages, StageClock(stages).stage, SilentProgress(), memory_limit)
 
 
 def _built(maker: Maker, made: Made, widths: WidthChoice | None) -> Built:
@@ -109,16 +96,3 @@ def _built(maker: Maker, made: Made, widths: WidthChoice | None) -> Built:
         gates={made.served: made.gates},
         determinism=maker.contract,
     )
-
-
-def _read_data(
-    recipe: Recipe, model: BuildModel, digest: str, stages: StageCache, tell: Progress
-) -> tuple[TokenSamples | None, tuple[HeldOut, ...], tuple[TaskRows, ...]]:
-    """Calibration samples and held-out windows, which share no record; the items of tasks."""
-    samples = calibrate(recipe.calibration, model, digest, stages) if recipe.calibration else None
-    held_out = load_held_out(recipe.validation.data, model.tokenizer) if recipe.validation else ()
-    if samples is not None:
-        refuse_shared_records(held_out, samples)
-        for warning in samples.warnings:
-            tell.note(f"calibration: {warning}")
-    return samples, held_out, recipe_tasks(recipe.validation)

@@ -116,6 +116,15 @@ class StageCache:
         self.reused.add(stage)
         return folder
 
+    def missing(self, stage: str, key: str, size: int) -> int:
+        """Bytes of `size` that the stage's partial folder lacks; 0 for a finished one, unchecked."""
+        final = self.root / stage / key
+        if final.exists():
+            return 0
+        partial = final.with_name(f"{key}.partial")
+        present = read_tree(partial).files.values() if partial.is_dir() else ()
+        return max(0, size - sum(present))
+
     @contextmanager
     def open(self, stage: str, key: str) -> Iterator[OpenStage]:
         """Work on a stage: its partial folder, with what an earlier build finished, until `finish`.

@@ -274,6 +274,11 @@ class ModelPlan:
         return tuple(linear for layer in self.layers for linear in layer.linears)
 
     @property
+    def ropes(self) -> tuple[RopePlan, ...]:
+        """The different rotary embeddings of the layers, in order of first use."""
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope))
+
+    @property
     def kv_elements_per_token(self) -> int:
         """Keys and values stored for one token over all layers."""
         return sum(2 * layer.attention.num_kv_heads * layer.attention.head_dim for layer in self.layers)

@@ -9,10 +9,11 @@ from dataclasses import replace
 from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.search.units import Unit
 from gristmill.runtime.formats.select import FORMATS, FormatName
+from gristmill.runtime.model_plan import LinearPlan
 from gristmill.runtime.safetensors_files import MODEL_DTYPES
 from gristmill.runtime.scheme import QuantScheme
 
-__all__ = ["fixed_bytes", "unit_bytes"]
+__all__ = ["fixed_bytes", "linear_bytes", "unit_bytes"]
 
 _HEADER_BYTES = 160
 """What a tensor's entry in a safetensors header takes beside its name, at most."""
@@ -30,10 +31,14 @@ def unit_bytes(unit: Unit, schemes: Mapping[str, QuantScheme | None], bits: int,
     for linear in unit.linears:
         scheme = schemes[linear.name]
         assert scheme is not None  # a unit's linears are quantized
-        shape = (linear.out_features, linear.in_features)
-        pieces = FORMATS[format].layout(linear.name, replace(scheme, bits=bits), shape)
-        total += sum(spec.nbytes for spec in pieces.values())
+        total += linear_bytes(linear, replace(scheme, bits=bits), format)
     return total
+
+
+def linear_bytes(linear: LinearPlan, scheme: QuantScheme, format: FormatName) -> int:
+    """Bytes of a quantized linear's tensors."""
+    pieces = FORMATS[format].layout(linear.name, scheme, (linear.out_features, linear.in_features))
+    return sum(spec.nbytes for spec in pieces.values())
 
 
 def fixed_bytes(model: BuildModel, format: FormatName) -> int:

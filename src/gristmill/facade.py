@@ -20,6 +20,7 @@ from gristmill.runtime.sampling.params import SamplingParams
 from gristmill.runtime.settings import EngineSettings
 
 if TYPE_CHECKING:
+    from gristmill.pipeline.preflight import Preflight
     from gristmill.pipeline.progress import Progress
     from gristmill.pipeline.validate.side_by_side import Column
     from gristmill.pipeline.validate.suite import SuiteResult
@@ -32,6 +33,7 @@ __all__ = [
     "compile_targets",
     "default_store",
     "engine_folder",
+    "plan",
     "validate",
 ]
 
@@ -62,6 +64,28 @@ def build(
     except ModuleNotFoundError as error:
         raise _needs_build(error, "building") from error
     return run_build(loaded, default_store(store), progress=progress, memory_limit=memory_limit)
+
+
+def plan(
+    recipe: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    store: str | Path | None = None,
+    memory_limit: int | None = None,
+) -> Preflight:
+    """What building a recipe will make and take; no weight is read. Arguments as for `build`.
+
+    Calibration tokens are kept in the store, where the build finds them.
+    Raises the errors of `gristmill.errors`.
+    """
+    from gristmill.recipes.load import load_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    try:
+        from gristmill.pipeline.run import plan as run_plan
+    except ModuleNotFoundError as error:
+        raise _needs_build(error, "planning") from error
+    return run_plan(loaded, default_store(store), memory_limit=memory_limit)
 
 
 def compile(

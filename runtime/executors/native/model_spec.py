@@ -15,7 +15,6 @@ __all__ = ["model_spec"]
 def model_spec(engine: EngineFile) -> dict[str, Any]:
     """What `_native.Engine` takes as `model`. Offsets count from the start of the weights file."""
     plan = engine.plan
-    ropes = list(dict.fromkeys(layer.attention.rope for layer in plan.layers if layer.attention.rope))
     return {
         "vocab_size": plan.vocab_size,
         "hidden_size": plan.hidden_size,
@@ -24,16 +23,17 @@ def model_spec(engine: EngineFile) -> dict[str, Any]:
         "final_norm": _norm(plan.final_norm, engine.final_norm),
         "head": _weight(engine.head),
         "ropes": [
-            {"inv_freq": list(rope.inv_freq), "attention_factor": rope.attention_factor} for rope in ropes
+            {"inv_freq": list(rope.inv_freq), "attention_factor": rope.attention_factor}
+            for rope in plan.ropes
         ],
         "layers": [
-            {**_layer(layer, stored, ropes), **_kv_scales(engine, layer)}
+            {**_layer(layer, stored, plan.ropes), **_kv_scales(engine, layer)}
             for layer, stored in zip(plan.layers, engine.layers, strict=True)
         ],
     }
 
 
-def _layer(plan: LayerPlan, stored: StoredLayer, ropes: list[RopePlan]) -> dict[str, Any]:
+def _layer(plan: LayerPlan, stored: StoredLayer, ropes: tuple[RopePlan, ...]) -> dict[str, Any]:
     mlp = dense_mlp(plan)
     return {
         "input_norm": _norm(plan.input_norm, stored.input_norm),
@@ -55,7 +55,7 @@ def _kv_scales(engine: EngineFile, plan: LayerPlan) -> dict[str, Any]:
     return {"key_scales": list(keys), "value_scales": list(values)}
 
 
-def _attention(plan: AttentionPlan, stored: StoredLayer, ropes: list[RopePlan]) -> dict[str, Any]:
+def _attention(plan: AttentionPlan, stored: StoredLayer, ropes: tuple[RopePlan, ...]) -> dict[str, Any]:
     return {
         "num_heads": plan.num_heads,
         "num_kv_heads": plan.num_kv_heads,

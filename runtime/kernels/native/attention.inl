@@ -310,16 +310,14 @@ inline void copy_queries(const AttendRows& rows, Span& s) {
 }
 
 // Nothing seen yet.
-inline void clear_states(const AttendRows& rows, AttendState* states) {
-  for (int r = 0; r < rows.rows; ++r) {
-    states[r].maximum = -__builtin_inff();
-    states[r].sum = 0.0f;
-    for (int d = 0; d < rows.layout.padded_dim; d += 16) store(states[r].weighted + d, zero());
-  }
+inline void clear_state(const KvLayout& layout, AttendState& state) {
+  state.maximum = -__builtin_inff();
+  state.sum = 0.0f;
+  for (int d = 0; d < layout.padded_dim; d += 16) store(state.weighted + d, zero());
 }
 
 void attend_span(const AttendRows& rows, int span, AttendState* states) {
-  clear_states(rows, states);
+  for (int r = 0; r < rows.rows; ++r) clear_state(rows.layout, states[r]);
   Span s;
   open_span(rows, span, s);
   if (s.last_unit < 0) return;
@@ -337,11 +335,17 @@ void attend_span(const AttendRows& rows, int span, AttendState* states) {
 // A sum of zero says that nothing was seen: whatever is seen adds 1 for the maximum.
 void merge_state(AttendState& into, const AttendState& from, int padded_dim) {
   if (from.sum == 0.0f) return;
-  if (into.sum == 0.0f) into.maximum = from.maximum;
-  const float maximum = from.maximum > into.maximum ? from.maximum : into.maximum;
-  const Floats kept = exponential(broadcast(into.maximum - maximum));
-  const Floats added = exponential(broadcast(from.maximum - maximum));
-  into.maximum = maximum;
+  if (into.sum == 0.0f) {
+    into.maximum = from.maximum;
+    into.sum = from.sum;
+    for (int d = 0; d < padded_dim; d += 16) store(into.weighted + d, load(from.weighted + d));
+    return;
+  }
+  const bool larger = from.maximum > into.maximum;
+  const float below = larger ? into.maximum - from.maximum : from.maximum - into.maximum;
+  const Floats one = broadcast(1.0f), less = exponential(broadcast(below));
+  const Floats kept = larger ? less : one, added = larger ? one : less;
+  if (larger) into.maximum = from.maximum;
   into.sum = first_lane(fmadd(broadcast(from.sum), added, mul(broadcast(into.sum), kept)));
   for (int d = 0; d < padded_dim; d += 16) {
     const Floats old = mul(load(into.weighted + d), kept);
@@ -350,13 +354,14 @@ void merge_state(AttendState& into, const AttendState& from, int padded_dim) {
 }
 
 void finish_state(const AttendState& state, int head_dim, float* out) {
-  const Floats sum = broadcast(state.sum);
+  const Floats factor = broadcast(1.0f / state.sum);
   for (int d = 0; d < head_dim; d += 16)
-    store_first(out + d, div(load(state.weighted + d), sum), head_dim - d);
+    store_first(out + d, mul(load(state.weighted + d), factor), head_dim - d);
 }
 
 void set_attention_kernels(KernelTable& table) {
   table.append = append;
+  table.attend_rows = 12;  // of the sizes that registers are blocked for, the one that fits most
   table.attend_span = attend_span;
   table.merge_state = merge_state;
   table.finish_state = finish_state;

@@ -1,6 +1,6 @@
-// Attention over a bfloat16 cache on matrix tiles: up to 16 rows by 16 tokens by 32 dimensions, and by 16
-// dimensions by 16 tokens, an instruction. Over int8 caches attention_int8_amx.inl; others go to the vector
-// kernels.
+// Attention over a bfloat16 cache on matrix tiles: up to 16 rows (a block) by 16 tokens by 32 dimensions, and
+// by 16 dimensions by 16 tokens, an instruction. Over int8 caches attention_int8_amx.inl; others go to the
+// vector kernels. Blocks of rows follow each other while keys and values are near.
 //
 // Queries and weights are rounded to bfloat16; sums, softmax and the normalizer stay float32. A tile's row
 // is computed by itself and in the order of its dimensions or tokens, those of a span's units in turn, so a
@@ -10,12 +10,13 @@ namespace attention_amx {
 
 // Tiles 0 .. 3: sums [rows][16]; 4: queries or weights [rows][2 pairs]; 5 .. 7: keys or values
 // [pairs][16][2].
+constexpr int kBlockRows = 16;
 struct RowTiles {
-  alignas(64) TileConfig of[kMostAttendRows];
+  alignas(64) TileConfig of[kBlockRows];
 };
 constexpr RowTiles tiles_for(uint8_t pairs) {
   RowTiles tiles{};
-  for (int r = 0; r < kMostAttendRows; ++r) {
+  for (int r = 0; r < kBlockRows; ++r) {
     const uint8_t rows = r + 1;
     tiles.of[r] = {1, 0, {}, {64, 64, 64, 64, static_cast<uint16_t>(4 * pairs), 64, 64, 64},
                    {rows, rows, rows, rows, rows, pairs, pairs, pairs}};
@@ -31,13 +32,15 @@ constexpr float kCubic[] = {0.45213431f, 0.47777280f, -0.0080064116f, 0.07802452
 constexpr int kSums = 4;  // tiles of sums: what does not wait for each other hides the latency of a product
 // Numbers from row to row: at a power of two all rows would fall into the same cache sets.
 constexpr int kBfloat16Stride = kSpanTokens + 32;
-constexpr int kWeightedStride = kMostHeadDim + 16;
-static_assert(kSpanTokens >= kMostHeadDim, "queries have the stride of weights");
+static_assert(kSpanTokens >= kMostHeadDim, "queries have the stride of weights, weighted values that of scores");
+
+// A pass of several blocks has as many rows in the last one as in the others: what the rows behind the last
+// one hold is of no matter.
+inline int block_rows(const Span& s) { return least(s.call->rows, kBlockRows); }
 
 struct TileSpan : Span {
   const uint8_t* values[kSpanUnits];
   alignas(64) uint16_t rounded[kMostAttendRows * kBfloat16Stride];  // queries, then weights
-  alignas(64) float weighted[kMostAttendRows * kWeightedStride];
   // Values of the first and of the last unit, with zeros for tokens that no row sees.
   alignas(64) uint16_t edges[2][kUnitTokens * kMostHeadDim];
 };
@@ -137,17 +140,18 @@ inline void prefetch_lines(const uint8_t* p) {
   for (int i = 0; i < kLines; ++i) prefetch(p + 64 * i);
 }
 
-// Products of all rows and the keys of four units (outside of the span's those of the nearest), dimensions
-// `begin` .. `end` - 1, `kStep` at a time; to those of other dimensions, if `add`.
+// Products of a block's rows, `row` and following, and the keys of four units (outside of the span's those of
+// the nearest), dimensions `begin` .. `end` - 1, `kStep` at a time; to those of other dimensions, if `add`.
 template <int kStep>
-void score_units(TileSpan& s, int first, int begin, int end, bool add) {
+void score_units(TileSpan& s, int row, int first, int begin, int end, bool add) {
   const uint8_t* keys[kSums];
   const uint8_t* ahead[kSums];
   for (int u = 0; u < kSums; ++u) {
     keys[u] = s.units[most(least(first + u, s.last_unit), s.first_unit)];
     ahead[u] = s.key_ahead[most(first + u, s.first_unit) + kSums];
   }
-  float* scores = s.scores + first * kUnitTokens;
+  float* scores = s.scores + row * kScoreStride + first * kUnitTokens;
+  const uint16_t* queries = s.rounded + row * kBfloat16Stride;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -160,7 +164,7 @@ void score_units(TileSpan& s, int first, int begin, int end, bool add) {
   }
   for (int d = begin; d < end; d += kStep) {
     const int at = d * kUnitTokens * 2;
-    _tile_loadd(4, s.rounded + d, kBfloat16Stride * 2);
+    _tile_loadd(4, queries + d, kBfloat16Stride * 2);
     _tile_loadd(5, keys[0] + at, 64);
     _tile_dpbf16ps(0, 4, 5);
     _tile_loadd(6, keys[1] + at, 64);
@@ -169,6 +173,7 @@ void score_units(TileSpan& s, int first, int begin, int end, bool add) {
     _tile_dpbf16ps(2, 4, 7);
     _tile_loadd(5, keys[3] + at, 64);
     _tile_dpbf16ps(3, 4, 5);
+    if (row > 0) continue;
     for (int u = 0; u < kSums; ++u) prefetch_lines<kStep / 2>(ahead[u] + at);
   }
   _tile_stored(0, scores, kScoreStride * 4);
@@ -180,9 +185,9 @@ void score_units(TileSpan& s, int first, int begin, int end, bool add) {
 template <int kStep>
 void score_span(TileSpan& s, int begin, int end, bool add) {
   if (begin == end) return;
-  _tile_loadconfig(&(kStep == 32 ? kWideTiles : kNarrowTiles).of[s.call->rows - 1]);
+  _tile_loadconfig(&(kStep == 32 ? kWideTiles : kNarrowTiles).of[block_rows(s) - 1]);
   for (int unit = s.first_unit / kSums * kSums; unit <= s.last_unit; unit += kSums)
-    score_units<kStep>(s, unit, begin, end, add);
+    for (int row = 0; row < s.call->rows; row += kBlockRows) score_units<kStep>(s, row, unit, begin, end, add);
 }
 
 // ---------------------------------------------------------------- softmax
@@ -277,9 +282,13 @@ void softmax_rows(TileSpan& s, AttendState* states) {
 
 // ---------------------------------------------------------------- weighted values
 
-// weighted[row][d .. d + 16 kBlocks) = weights times values.
+// Where weighted values are until all are there: scores are not needed any more.
+inline float* weighted_of(TileSpan& s, int row) { return s.scores + row * kScoreStride; }
+
+// weighted[d .. d + 16 kBlocks) of a block's rows, `row` and following = weights times values.
 template <int kBlocks>
-void weigh_units(TileSpan& s, int d) {
+void weigh_units(TileSpan& s, int row, int d) {
+  const uint16_t* weights = s.rounded + row * kBfloat16Stride;
   const int64_t stride = 4 * s.call->layout.padded_dim;
   _tile_zero(0);
   if constexpr (kBlocks > 1) _tile_zero(1);
@@ -288,7 +297,7 @@ void weigh_units(TileSpan& s, int d) {
   for (int unit = s.first_unit; unit <= s.last_unit; ++unit) {
     const uint8_t* values = s.values[unit] + 4 * d;
     const uint8_t* ahead = s.value_ahead[unit + kAheadUnits] + 4 * d;
-    _tile_loadd(4, s.rounded + unit * kUnitTokens, kBfloat16Stride * 2);
+    _tile_loadd(4, weights + unit * kUnitTokens, kBfloat16Stride * 2);
     _tile_loadd(5, values, stride);
     _tile_dpbf16ps(0, 4, 5);
     if constexpr (kBlocks > 1) {
@@ -303,25 +312,27 @@ void weigh_units(TileSpan& s, int d) {
       _tile_loadd(5, values + 192, stride);
       _tile_dpbf16ps(3, 4, 5);
     }
+    if (row > 0) continue;
     for (int pair = 0; pair < kUnitTokens / 2; ++pair) prefetch_lines<kBlocks>(ahead + pair * stride);
   }
-  float* weighted = s.weighted + d;
-  _tile_stored(0, weighted, kWeightedStride * 4);
-  if constexpr (kBlocks > 1) _tile_stored(1, weighted + 16, kWeightedStride * 4);
-  if constexpr (kBlocks > 2) _tile_stored(2, weighted + 32, kWeightedStride * 4);
-  if constexpr (kBlocks > 3) _tile_stored(3, weighted + 48, kWeightedStride * 4);
+  float* weighted = weighted_of(s, row) + d;
+  _tile_stored(0, weighted, kScoreStride * 4);
+  if constexpr (kBlocks > 1) _tile_stored(1, weighted + 16, kScoreStride * 4);
+  if constexpr (kBlocks > 2) _tile_stored(2, weighted + 32, kScoreStride * 4);
+  if constexpr (kBlocks > 3) _tile_stored(3, weighted + 48, kScoreStride * 4);
 }
 
 void weigh_span(TileSpan& s) {
-  _tile_loadconfig(&kNarrowTiles.of[s.call->rows - 1]);
+  _tile_loadconfig(&kNarrowTiles.of[block_rows(s) - 1]);
   const int dim = s.call->layout.padded_dim;
-  int d = 0;
-  for (; d + 64 <= dim; d += 64) weigh_units<4>(s, d);
-  switch ((dim - d) / 16) {
-    case 1: return weigh_units<1>(s, d);
-    case 2: return weigh_units<2>(s, d);
-    case 3: return weigh_units<3>(s, d);
-  }
+  for (int d = 0; d < dim; d += 64)
+    for (int row = 0; row < s.call->rows; row += kBlockRows)
+      switch (least((dim - d) / 16, 4)) {
+        case 1: weigh_units<1>(s, row, d); break;
+        case 2: weigh_units<2>(s, row, d); break;
+        case 3: weigh_units<3>(s, row, d); break;
+        case 4: weigh_units<4>(s, row, d); break;
+      }
 }
 
 // ---------------------------------------------------------------- the span
@@ -335,9 +346,16 @@ void attend_each(AttendRows rows, int span, AttendState* states, Attend* attend)
   for (int r = 0; r < count; ++r, ++rows.queries, ++rows.positions) attend(rows, span, states + r);
 }
 
+// Of rows that see nothing of the span.
+void clear_unseen(const Span& s, AttendState* states) {
+  for (int r = 0; r < s.call->rows; ++r)
+    if (!sees(s, r)) clear_state(s.call->layout, states[r]);
+}
+
 void attend_tiles(const AttendRows& rows, int span, AttendState* states) {
   TileSpan s;
   open_span(rows, span, s);
+  clear_unseen(s, states);
   if (s.last_unit < 0) return;
   round_queries(s);
   const int dim = rows.layout.padded_dim, whole = dim / 32 * 32;
@@ -350,7 +368,7 @@ void attend_tiles(const AttendRows& rows, int span, AttendState* states) {
   _tile_release();
   for (int r = 0; r < rows.rows; ++r)
     for (int d = 0; sees(s, r) && d < dim; d += 16)
-      store(states[r].weighted + d, load(s.weighted + r * kWeightedStride + d));
+      store(states[r].weighted + d, load(weighted_of(s, r) + d));
 }
 
 #include "attention_int8_amx.inl"
@@ -358,10 +376,12 @@ void attend_tiles(const AttendRows& rows, int span, AttendState* states) {
 void attend_span(const AttendRows& rows, int span, AttendState* states) {
   const KvType type = rows.layout.type;
   if (type != KvType::bfloat16 && type != KvType::int8) return gristmill::attend_span(rows, span, states);
-  clear_states(rows, states);
   return type == KvType::int8 ? attend_bytes(rows, span, states) : attend_tiles(rows, span, states);
 }
 
 }  // namespace attention_amx
 
-void set_attention_tile_kernels(KernelTable& table) { table.attend_span = attention_amx::attend_span; }
+void set_attention_tile_kernels(KernelTable& table) {
+  table.attend_rows = kMostAttendRows;
+  table.attend_span = attention_amx::attend_span;
+}

@@ -84,6 +84,15 @@ Array<float> rotate(const std::string& isa, const Array<float>& head, const Arra
   return out;
 }
 
+Array<float> hadamard(const std::string& isa, const Array<float>& head) {
+  const KernelTable& table = select_table(isa);
+  require(head.ndim() == 1 && head.shape(0) >= 1 && head.shape(0) <= kMostHeadDim, "head: expected 1 to 256 numbers");
+  Array<float> out(head.shape(0));
+  std::copy(head.data(), head.data() + head.shape(0), out.mutable_data());
+  table.hadamard(out.mutable_data(), static_cast<int>(head.shape(0)));
+  return out;
+}
+
 Array<float> gate_tile(const std::string& isa, const std::string& kind, const Array<float>& a, int n,
                        const std::optional<Array<float>>& bias) {
   const KernelTable& table = select_table(isa);
@@ -142,13 +151,15 @@ void require_units(const KvLayout& layout, const Array<uint8_t>& units) {
 }
 
 void append(const std::string& isa, const KvLayout& layout, Array<uint8_t>& units, py::ssize_t unit,
-            int slot, const Array<float>& key, const Array<float>& value) {
+            int slot, const Array<float>& keys, const Array<float>& values) {
   const KernelTable& table = select_table(isa);
   require_units(layout, units);
   require(unit >= 0 && unit < units.shape(0) && slot >= 0 && slot < kUnitTokens, "no such slot in the units");
-  require_shape(key, {layout.head_dim}, "key");
-  require_shape(value, {layout.head_dim}, "value");
-  table.append(layout, units.mutable_data() + unit * layout.unit_bytes, slot, key.data(), value.data());
+  require(keys.ndim() == 2 && keys.shape(1) == layout.head_dim, "keys: expected [tokens, head_dim]");
+  require_shape(values, {keys.shape(0), layout.head_dim}, "values");
+  require(keys.shape(0) <= kUnitTokens - slot, "more tokens than slots in the unit");
+  table.append(layout, units.mutable_data() + unit * layout.unit_bytes, slot, static_cast<int>(keys.shape(0)),
+               keys.data(), values.data(), layout.head_dim);
 }
 
 // Attention of rows `first` .. `first + count` over all spans, into out.
@@ -219,14 +230,15 @@ void bind_attention_kernels(py::module_& m) {
         "Bytes of one activation panel, and for int8 the scales and sums [groups, width].");
   m.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "x / sqrt(mean(x^2) + eps) * weight.");
   m.def("rotate", &rotate, "isa"_a, "head"_a, "cos"_a, "sin"_a, "Half-split rotary embedding of one head.");
+  m.def("hadamard", &hadamard, "isa"_a, "head"_a, "One head times the Hadamard matrix, in blocks that fit.");
   m.def("gate_tile", &gate_tile, "isa"_a, "kind"_a, "a"_a, "n"_a, "bias"_a = py::none(),
         "activation(a[:, :n]) * a[:, 16:16 + n], for a tile [tokens, 32].");
   m.def("store_tile", &store_tile, "isa"_a, "a"_a, "y"_a.noconvert(), "add"_a, "bias"_a = py::none(),
         "Writes or adds a tile [tokens, 32] (+ bias) to y [tokens, n <= 32].");
   m.def("argmax", &argmax, "isa"_a, "x"_a, "Index of the first largest; -1 if a value is not finite.");
   m.def("widen", &widen, "isa"_a, "row"_a, "A row of float32, or of bfloat16 bits (uint16), as float32.");
-  m.def("append", &append, "isa"_a, "layout"_a, "units"_a.noconvert(), "unit"_a, "slot"_a, "key"_a, "value"_a,
-        "Writes one token's key and value into a slot of units [count, unit_bytes].");
+  m.def("append", &append, "isa"_a, "layout"_a, "units"_a.noconvert(), "unit"_a, "slot"_a, "keys"_a, "values"_a,
+        "Writes keys and values [tokens, head_dim] into slots of units [count, unit_bytes], from `slot` on.");
   m.def("attend", &attend, "isa"_a, "layout"_a, "queries"_a, "positions"_a, "units"_a, "unit_indices"_a,
         "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
         "Attention of rows [rows, head_dim] over the units of one sequence and kv head.");

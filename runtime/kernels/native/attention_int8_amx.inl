@@ -11,19 +11,20 @@
 void split_queries(ByteSpan& s) {
   const KvLayout& kv = s.call->layout;
   for (int r = 0; r < s.call->rows; ++r) {
-    const float* row = s.queries + r * kQueryStride;
+    const float* query = s.call->queries[r];
+    const auto part = [&](int d) { return load_first(query + d, kv.head_dim - d); };
     Floats peak = zero();
-    for (int d = 0; d < kv.padded_dim; d += 16) peak = max_bits(peak, magnitude(load(row + d)));
+    for (int d = 0; d < kv.padded_dim; d += 16) peak = max_bits(peak, magnitude(part(d)));
     const float most = max_bits_lanes(peak);
     const __m512 inverse = _mm512_set1_ps(inverse_scale(most, kMostQuery));
     __m512i sums = _mm512_setzero_si512();
     for (int d = 0; d < kv.padded_dim; d += 16) {
-      const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(row + d), inverse));
+      const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(part(d).v, inverse));
       const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(64)), 7);
       const __m512i low = _mm512_sub_epi32(whole, _mm512_slli_epi32(high, 7));
-      uint8_t* at = s.limbs + r * kLimbStride + d;
+      uint8_t* at = row_limbs(s, r) + d;
       _mm_store_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(high));
-      _mm_store_si128(reinterpret_cast<__m128i*>(at + s.call->rows * kLimbStride), _mm512_cvtepi32_epi8(low));
+      _mm_store_si128(reinterpret_cast<__m128i*>(at + second_limbs(s)), _mm512_cvtepi32_epi8(low));
       sums = _mm512_add_epi32(sums, whole);
     }
     // Above zero, so that -inf stays what it is.
@@ -33,17 +34,17 @@ void split_queries(ByteSpan& s) {
   }
 }
 
-// A group's sums become scores without their factor, or with it and a soft cap; those of tokens that a row
-// doesn't see become -inf.
-void join_group(ByteSpan& s, int first) {
+// A block's and a group's sums become scores without their factor, or with it and a soft cap; those of tokens
+// that a row doesn't see become -inf.
+void join_group(ByteSpan& s, int row, int first) {
   const bool capped = s.call->softcap > 0.0f;
   const Floats lowest = broadcast(-__builtin_inff()), cap = broadcast(s.call->softcap);
-  for (int r = 0; r < s.call->rows; ++r) {
+  for (int r = row; r < least(row + kBlockRows, s.call->rows); ++r) {
     const __m512i offset = _mm512_set1_epi32(s.offsets[r]);
     Floats maxima = s.maxima[r];
     for (int u = 0; u < kGroupUnits; ++u) {
       const int t = (first + u) * kUnitTokens;
-      const __m512i sum = _mm512_sub_epi32(join_limbs(s, r * kGroupStride + u * kUnitTokens), offset);
+      const __m512i sum = _mm512_sub_epi32(join_limbs(s, (r - row) * kGroupStride + u * kUnitTokens), offset);
       Floats score = mul({_mm512_cvtepi32_ps(sum)}, load(s.key_scales + t));
       if (capped) score = mul(cap, hyperbolic_tangent(div(mul(score, broadcast(s.factors[r])), cap)));
       score = replace_hidden(score, s.begin[r], s.end[r], t, lowest);
@@ -81,9 +82,14 @@ bool score_all_bytes(ByteSpan& s) {
   configure(s, step);
   for (int r = 0; r < s.call->rows; ++r) s.maxima[r] = broadcast(-__builtin_inff());
   for (int unit = s.first_unit / kGroupUnits * kGroupUnits; unit <= s.last_unit; unit += kGroupUnits) {
-    score_group(s, unit, step);
+    const GroupKeys keys = open_keys(s, unit);
+    score_group(s, keys, 0, step);
     if (!open_scales(s, unit, seen)) return false;
-    join_group(s, unit);
+    join_group(s, 0, unit);
+    for (int row = kBlockRows; row < s.call->rows; row += kBlockRows) {
+      score_group(s, keys, row, step);
+      join_group(s, row, unit);
+    }
   }
   return true;
 }
@@ -139,7 +145,7 @@ void softmax_all_bytes(ByteSpan& s, AttendState* states) {
     if (sees(s, r)) weigh_scores(s, r, first[r], behind[r], states[r]);
   }
   for (int r = 0; r < s.call->rows; ++r) {
-    uint8_t* limbs[2] = {s.limbs + r * kLimbStride, s.limbs + (s.call->rows + r) * kLimbStride};
+    uint8_t* limbs[2] = {row_limbs(s, r), row_limbs(s, r) + second_limbs(s)};
     if (sees(s, r)) {
       const float most = _mm512_reduce_max_ps(s.maxima[r].v);
       states[r].sum += _mm512_reduce_add_ps(s.totals[r].v);
@@ -156,14 +162,29 @@ void softmax_all_bytes(ByteSpan& s, AttendState* states) {
 
 // ---------------------------------------------------------------- weighted values
 
-// weighted[d .. d + 16 blocks) of all rows: from the sums of limbs.
-void store_weighted(const ByteSpan& s, int d, int blocks, AttendState* states) {
-  for (int r = 0; r < s.call->rows; ++r) {
+// weighted[d .. d + 16 blocks) of a block's rows, `row` and following: from the sums of limbs.
+void store_weighted(const ByteSpan& s, int row, int d, int blocks, AttendState* states) {
+  for (int r = row; r < least(row + kBlockRows, s.call->rows); ++r) {
     if (!sees(s, r)) continue;
     for (int c = 0; c < blocks; ++c) {
-      const Floats sum = {_mm512_cvtepi32_ps(join_limbs(s, r * kGroupStride + 16 * c))};
+      const Floats sum = {_mm512_cvtepi32_ps(join_limbs(s, (r - row) * kGroupStride + 16 * c))};
       store(states[r].weighted + d + 16 * c, mul(sum, broadcast(s.scales[r])));
     }
+  }
+}
+
+template <int kBlocks>
+void weigh_few(ByteSpan& s, int d, AttendState* states) {
+  add_units<kBlocks>(s, d);
+  store_weighted(s, 0, d, kBlocks, states);
+}
+
+template <int kBlocks>
+void weigh_many(ByteSpan& s, int d, AttendState* states) {
+  copy_groups<kBlocks>(s, d);
+  for (int row = 0; row < s.call->rows; row += kBlockRows) {
+    add_groups<kBlocks>(s, row);
+    store_weighted(s, row, d, kBlocks, states);
   }
 }
 
@@ -173,16 +194,15 @@ void weigh_all_bytes(ByteSpan& s, AttendState* states) {
   for (int d = 0, blocks; d < dim; d += 16 * blocks) {
     blocks = least((dim - d) / 16, most_blocks);
     if (!few(s)) {
-      blocks == 2 ? add_groups<2>(s, d) : add_groups<1>(s, d);
+      blocks == 2 ? weigh_many<2>(s, d, states) : weigh_many<1>(s, d, states);
     } else {
       switch (blocks) {
-        case 1: add_units<1>(s, d); break;
-        case 2: add_units<2>(s, d); break;
-        case 3: add_units<3>(s, d); break;
-        case 4: add_units<4>(s, d); break;
+        case 1: weigh_few<1>(s, d, states); break;
+        case 2: weigh_few<2>(s, d, states); break;
+        case 3: weigh_few<3>(s, d, states); break;
+        case 4: weigh_few<4>(s, d, states); break;
       }
     }
-    store_weighted(s, d, blocks, states);
   }
 }
 
@@ -191,11 +211,12 @@ void weigh_all_bytes(ByteSpan& s, AttendState* states) {
 void attend_bytes(const AttendRows& rows, int span, AttendState* states) {
   ByteSpan s;
   open_span(rows, span, s);
+  clear_unseen(s, states);
   if (s.last_unit < 0) return;
-  copy_queries(rows, s);
   split_queries(s);
   if (!score_all_bytes(s)) {
     if (rows.rows > 1) return attend_each(rows, span, states, attend_bytes);
+    clear_state(rows.layout, *states);
     states->sum = __builtin_nanf("");
     return _tile_release();
   }

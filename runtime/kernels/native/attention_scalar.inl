@@ -158,11 +158,10 @@ void append_codes(const KvLayout& kv, uint8_t* unit, int slot, const float* key,
   }
 }
 
-void append(const KvLayout& kv, uint8_t* unit, int slot, const float* key, const float* value) {
-  if (has_token_scales(kv.type))
-    append_codes(kv, unit, slot, key, value);
-  else
-    append_numbers(kv, unit, slot, key, value);
+void append(const KvLayout& kv, uint8_t* unit, int slot, int tokens, const float* keys, const float* values,
+            int64_t stride) {
+  const auto append_one = has_token_scales(kv.type) ? append_codes : append_numbers;
+  for (int t = 0; t < tokens; ++t) append_one(kv, unit, slot + t, keys + t * stride, values + t * stride);
 }
 
 // ---------------------------------------------------------------- attention
@@ -212,11 +211,13 @@ void merge_state(AttendState& into, const AttendState& from, int padded_dim) {
 }
 
 void finish_state(const AttendState& state, int head_dim, float* out) {
-  for (int d = 0; d < head_dim; ++d) out[d] = state.weighted[d] / state.sum;
+  const float factor = 1.0f / state.sum;
+  for (int d = 0; d < head_dim; ++d) out[d] = state.weighted[d] * factor;
 }
 
 void set_attention_kernels(KernelTable& table) {
   table.append = append;
+  table.attend_rows = 12;
   table.attend_span = attend_span;
   table.merge_state = merge_state;
   table.finish_state = finish_state;

@@ -7,8 +7,8 @@
 namespace gristmill {
 namespace {
 
-constexpr int kPassRows = 12;  // of the sizes that kernels block registers for, the one that fits most
 constexpr int kItemsPerThread = 4;
+constexpr int kFewPassRows = 12;  // smaller passes read keys and values too often
 
 void require(bool holds, const char* what, int64_t found) {
   if (!holds) throw std::invalid_argument(std::string(what) + ": " + std::to_string(found));
@@ -48,6 +48,33 @@ void split_item(const AttendItem& whole, AttendPlan& plan) {
   }
 }
 
+// Tokens of a sequence from `token` on that share a pass. Several units of them end where a unit ends: what
+// the pass reads and some of its rows don't see is then the least.
+int pass_tokens(const Batch& batch, int sequence, int token, int most) {
+  const int rest = batch.input.lengths[sequence] - token;
+  const int position = batch.input.starts[sequence] + token;
+  if (most >= kUnitTokens) most = (position + most) / kUnitTokens * kUnitTokens - position;
+  return std::min(most, rest);
+}
+
+// The passes of a sequence that read one kv head, the longest first: the last ones that threads take are short.
+void add_passes(const Batch& batch, const Attention& attention, int sequence, int kv_head, int rows,
+                AttendPlan& plan) {
+  const int group = attention.num_heads / attention.num_kv_heads;
+  const int heads = std::min(group, kMostAttendRows), most = std::max(1, rows / group);
+  const size_t start = plan.items.size();
+  for (int token = 0, tokens; token < batch.input.lengths[sequence]; token += tokens) {
+    tokens = pass_tokens(batch, sequence, token, most);
+    const int first = batch.first_tokens[sequence] + token;
+    for (int head = 0; head < group; head += heads) {
+      plan.items.push_back({sequence, kv_head, kv_head * group + head, std::min(heads, group - head), first,
+                            tokens, first_span(attention, batch.positions[first]),
+                            spans_until(batch.positions[first + tokens - 1]), -1});
+    }
+  }
+  std::reverse(plan.items.begin() + start, plan.items.end());
+}
+
 }  // namespace
 
 void lay_out(const StepInput& input, const Model& model, int num_blocks, int block_size, Batch& batch) {
@@ -85,26 +112,16 @@ void lay_out(const StepInput& input, const Model& model, int num_blocks, int blo
   }
 }
 
-AttendPlan plan_attention(const Batch& batch, const Attention& attention, int threads) {
-  const int group = attention.num_heads / attention.num_kv_heads;
-  const int tokens_a_pass = std::max(1, kPassRows / group);
-  const int heads_a_pass = std::min(group, kMostAttendRows);
+AttendPlan plan_attention(const Batch& batch, const Attention& attention, int rows, int threads) {
   AttendPlan plan;
-  for (int s = 0; s < batch.input.sequences; ++s) {
-    const int length = batch.input.lengths[s];
-    for (int kv_head = 0; kv_head < attention.num_kv_heads; ++kv_head) {
-      for (int head = 0; head < group; head += heads_a_pass) {
-        for (int token = 0; token < length; token += tokens_a_pass) {
-          const int tokens = std::min(tokens_a_pass, length - token);
-          const int first = batch.first_tokens[s] + token;
-          plan.items.push_back({s, kv_head, kv_head * group + head, std::min(heads_a_pass, group - head), first,
-                                tokens, first_span(attention, batch.positions[first]),
-                                spans_until(batch.positions[first + tokens - 1]), -1});
-        }
-      }
+  do {
+    plan.items.clear();
+    for (int s = 0; s < batch.input.sequences; ++s) {
+      for (int head = 0; head < attention.num_kv_heads; ++head) add_passes(batch, attention, s, head, rows, plan);
     }
-  }
-  if (static_cast<int>(plan.items.size()) >= kItemsPerThread * threads || threads == 1) return plan;
+    if (static_cast<int>(plan.items.size()) >= kItemsPerThread * threads || threads == 1) return plan;
+    rows /= 2;
+  } while (rows >= kFewPassRows);
   std::vector<AttendItem> whole;
   whole.swap(plan.items);
   for (const AttendItem& item : whole) {

@@ -7,7 +7,7 @@
 // rows a tile has both limbs of all rows.
 constexpr RowTiles byte_tiles_for(uint8_t quads) {
   RowTiles tiles{};
-  for (int r = 0; r < kMostAttendRows; ++r) {
+  for (int r = 0; r < kBlockRows; ++r) {
     const uint8_t rows = r + 1;
     const uint16_t limbs = static_cast<uint16_t>(4 * quads);
     tiles.of[r] = {1, 0, {}, {64, 64, 64, 64, limbs, limbs, 64, 64},
@@ -20,16 +20,14 @@ constexpr RowTiles kByteTiles[] = {byte_tiles_for(4), byte_tiles_for(8), byte_ti
 
 constexpr int kGroupUnits = 4;
 constexpr int kGroupTokens = kGroupUnits * kUnitTokens;
-constexpr int kFewRows = kMostAttendRows / 2;  // both limbs of so many rows fit one tile
+constexpr int kFewRows = kBlockRows / 2;  // both limbs of so many rows fit one tile
 // Numbers from row to row: at a power of two all rows would fall into the same cache sets.
 constexpr int kGroupStride = kGroupTokens + 16;
 constexpr int kLimbStride = kSpanTokens + 64;
-static_assert(kSpanTokens >= kMostHeadDim, "queries have the stride of weights");
-
 struct ByteSpan : Span {
-  // All rows' first limbs, then all rows' second limbs.
-  alignas(64) int32_t sums[2 * kMostAttendRows * kGroupStride];  // of four units, or up to 64 dimensions
-  alignas(64) uint8_t limbs[2 * kMostAttendRows * kLimbStride];  // of queries, then of weights
+  // Of a block, all rows' first limbs, then all rows' second limbs.
+  alignas(64) int32_t sums[2 * kBlockRows * kGroupStride];  // of four units, or up to 64 dimensions
+  alignas(64) uint8_t limbs[2 * kMostAttendRows * kLimbStride];  // of queries, then of weights, by block
   float factors[kMostAttendRows];    // what a sum times its key's scale is multiplied by to be a score
   int32_t offsets[kMostAttendRows];  // what a sum has too much, since keys are stored plus 128
   float scales[kMostAttendRows];     // of the weights
@@ -37,15 +35,24 @@ struct ByteSpan : Span {
   Floats totals[kMostAttendRows];    // sums of weights
   alignas(64) float key_scales[kSpanTokens];  // of tokens that some row sees; 0 for others
   alignas(64) float value_scales[kSpanTokens];
-  alignas(64) uint8_t values[2][2 * kGroupTokens * 16];  // of two groups and 32 dimensions
+  alignas(64) uint8_t values[kSpanTokens / kGroupTokens][2 * kGroupTokens * 16];  // of groups, 32 dimensions
 };
+
+// First limbs of the block that starts with `row`, and how far behind them its second ones are.
+inline uint8_t* block_limbs(ByteSpan& s, int row) { return s.limbs + 2 * row * kLimbStride; }
+inline int64_t second_limbs(const ByteSpan& s) { return static_cast<int64_t>(block_rows(s)) * kLimbStride; }
+
+// The limbs of a row.
+inline uint8_t* row_limbs(ByteSpan& s, int row) {
+  return block_limbs(s, row / kBlockRows * kBlockRows) + row % kBlockRows * kLimbStride;
+}
 
 // ---------------------------------------------------------------- queries times keys
 
 inline bool few(const Span& s) { return s.call->rows <= kFewRows; }
 
 void configure(const Span& s, int step) {
-  const int rows = few(s) ? 2 * s.call->rows : s.call->rows;
+  const int rows = few(s) ? 2 * s.call->rows : block_rows(s);
   _tile_loadconfig(&kByteTiles[step / 16 - 1].of[rows - 1]);
 }
 
@@ -95,16 +102,17 @@ void score_few(ByteSpan& s, const GroupKeys& keys, int step) {
   _tile_stored(3, s.sums + 48, kGroupStride * 4);
 }
 
-// The same for two units, `pair` and the next.
-void score_pair(ByteSpan& s, const GroupKeys& keys, int pair, int step) {
-  const uint8_t* seconds = s.limbs + s.call->rows * kLimbStride;
+// The same of a block's rows, `row` and following, for two units, `pair` and the next.
+void score_pair(ByteSpan& s, const GroupKeys& keys, int row, int pair, int step) {
+  const uint8_t* firsts = block_limbs(s, row);
+  const uint8_t* seconds = firsts + second_limbs(s);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (int d = 0; d < s.call->layout.padded_dim; d += step) {
     const int at = d * kUnitTokens;
-    _tile_loadd(4, s.limbs + d, kLimbStride);
+    _tile_loadd(4, firsts + d, kLimbStride);
     _tile_loadd(6, keys.of[pair] + at, 64);
     _tile_dpbsud(0, 4, 6);
     _tile_loadd(5, seconds + d, kLimbStride);
@@ -112,27 +120,27 @@ void score_pair(ByteSpan& s, const GroupKeys& keys, int pair, int step) {
     _tile_loadd(7, keys.of[pair + 1] + at, 64);
     _tile_dpbsud(2, 4, 7);
     _tile_dpbsud(3, 5, 7);
+    if (row > 0) continue;
     for (int u = 0; u < 2; ++u)
       for (int i = 0; i < step / 4; ++i) prefetch(keys.ahead[pair + u] + at + 64 * i);
   }
   int32_t* sums = s.sums + pair * kUnitTokens;
-  int32_t* second_sums = sums + s.call->rows * kGroupStride;
+  int32_t* second_sums = sums + block_rows(s) * kGroupStride;
   _tile_stored(0, sums, kGroupStride * 4);
   _tile_stored(1, second_sums, kGroupStride * 4);
   _tile_stored(2, sums + 16, kGroupStride * 4);
   _tile_stored(3, second_sums + 16, kGroupStride * 4);
 }
 
-void score_group(ByteSpan& s, int first, int step) {
-  const GroupKeys keys = open_keys(s, first);
+void score_group(ByteSpan& s, const GroupKeys& keys, int row, int step) {
   if (few(s)) return score_few(s, keys, step);
-  score_pair(s, keys, 0, step);
-  score_pair(s, keys, 2, step);
+  score_pair(s, keys, row, 0, step);
+  score_pair(s, keys, row, 2, step);
 }
 
 inline __m512i join_limbs(const ByteSpan& s, int at) {
   const __m512i high = _mm512_slli_epi32(_mm512_load_si512(s.sums + at), 7);
-  return _mm512_add_epi32(high, _mm512_load_si512(s.sums + at + s.call->rows * kGroupStride));
+  return _mm512_add_epi32(high, _mm512_load_si512(s.sums + at + block_rows(s) * kGroupStride));
 }
 
 // ---------------------------------------------------------------- weights times values
@@ -147,7 +155,7 @@ void copy_group(ByteSpan& s, int first, int d) {
   for (int unit = most(first, s.first_unit); unit < end; ++unit) {
     const uint8_t* values = s.units[unit] + offset;
     const uint8_t* ahead = s.value_ahead[unit + kAheadUnits] + 4 * d;
-    uint8_t* to = s.values[first / kGroupUnits % 2] + (unit - first) * kUnitTokens * 16;
+    uint8_t* to = s.values[first / kGroupUnits] + (unit - first) * kUnitTokens * 16;
     for (int i = 0; i < kUnitTokens / 4; ++i)
       for (int c = 0; c < kBlocks; ++c) {
         const __m512i codes = _mm512_loadu_si512(values + i * quad + 64 * c);
@@ -157,24 +165,27 @@ void copy_group(ByteSpan& s, int first, int d) {
   }
 }
 
-// Sums of a span's weights times values, 16 kBlocks dimensions from d on. What was just stored is not there
-// yet: the next group's values are copied before the products of this one.
 template <int kBlocks>
-void add_groups(ByteSpan& s, int d) {
-  const uint8_t* seconds = s.limbs + s.call->rows * kLimbStride;
+void copy_groups(ByteSpan& s, int d) {
   const int start = s.first_unit / kGroupUnits * kGroupUnits;
+  for (int first = start; first <= s.last_unit; first += kGroupUnits) copy_group<kBlocks>(s, first, d);
+}
+
+// Sums of a span's weights, of a block's rows, times the copied values of 16 kBlocks dimensions.
+template <int kBlocks>
+void add_groups(ByteSpan& s, int row) {
+  const uint8_t* firsts = block_limbs(s, row);
+  const uint8_t* seconds = firsts + second_limbs(s);
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (kBlocks > 1) _tile_zero(2);
   if constexpr (kBlocks > 1) _tile_zero(3);
-  copy_group<kBlocks>(s, start, d);
-  for (int first = start; first <= s.last_unit; first += kGroupUnits) {
-    copy_group<kBlocks>(s, first + kGroupUnits, d);
-    const uint8_t* values = s.values[first / kGroupUnits % 2];
-    _tile_loadd(4, s.limbs + first * kUnitTokens, kLimbStride);
+  for (int group = s.first_unit / kGroupUnits; group <= s.last_unit / kGroupUnits; ++group) {
+    const uint8_t* values = s.values[group];
+    _tile_loadd(4, firsts + group * kGroupTokens, kLimbStride);
     _tile_loadd(6, values, 64);
     _tile_dpbusd(0, 4, 6);
-    _tile_loadd(5, seconds + first * kUnitTokens, kLimbStride);
+    _tile_loadd(5, seconds + group * kGroupTokens, kLimbStride);
     _tile_dpbusd(1, 5, 6);
     if constexpr (kBlocks > 1) {
       _tile_loadd(7, values + kGroupTokens * 16, 64);
@@ -182,7 +193,7 @@ void add_groups(ByteSpan& s, int d) {
       _tile_dpbusd(3, 5, 7);
     }
   }
-  int32_t* second_sums = s.sums + s.call->rows * kGroupStride;
+  int32_t* second_sums = s.sums + block_rows(s) * kGroupStride;
   _tile_stored(0, s.sums, kGroupStride * 4);
   _tile_stored(1, second_sums, kGroupStride * 4);
   if constexpr (kBlocks > 1) _tile_stored(2, s.sums + 16, kGroupStride * 4);

@@ -230,7 +230,13 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* out)
 
 void rotate(float* head, const float* cos, const float* sin, int rotary_dim) {
   const int half = rotary_dim / 2;
-  for (int i = 0; i < half; i += 16) {
+  int i = 0;
+  for (; i + 16 <= half; i += 16) {
+    const Floats a = load(head + i), b = load(head + half + i), c = load(cos + i), s = load(sin + i);
+    store(head + i, sub(mul(a, c), mul(b, s)));
+    store(head + half + i, add(mul(b, c), mul(a, s)));
+  }
+  for (; i < half; i += 16) {
     const int lanes = half - i;
     const Floats a = load_first(head + i, lanes);
     const Floats b = load_first(head + half + i, lanes);
@@ -293,6 +299,7 @@ void set_elementwise_kernels(KernelTable& table) {
   table.gate_tile = gate_tile;
   table.rms_norm = rms_norm;
   table.rotate = rotate;
+  table.hadamard = hadamard;
   table.widen = widen;
   table.argmax = argmax;
 }

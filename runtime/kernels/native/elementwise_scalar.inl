@@ -120,6 +120,32 @@ void rotate(float* head, const float* cos, const float* sin, int rotary_dim) {
   }
 }
 
+// Sums and differences of the two halves, shuffled: in this form every stage is the same, and after
+// log2(2 half) stages all numbers are back in their order (Pease 1968).
+void butterflies(const float* from, float* to, int half) {
+  for (int i = 0; i < half; ++i) {
+    to[2 * i] = from[i] + from[half + i];
+    to[2 * i + 1] = from[i] - from[half + i];
+  }
+}
+
+void hadamard(float* x, int n) {
+  const int block = n & -n;
+  const float norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(block)));
+  float other[kMostHeadDim];
+  for (int start = 0; start < n; start += block) {
+    float* from = x + start;
+    float* to = other;
+    for (int stage = 1; stage < block; stage *= 2) {
+      butterflies(from, to, block / 2);
+      float* done = to;
+      to = from;
+      from = done;
+    }
+    for (int i = 0; i < block; ++i) x[start + i] = from[i] * norm;
+  }
+}
+
 void widen(WeightKind kind, const void* row, int n, float* out) {
   for (int i = 0; i < n; ++i)
     out[i] = kind == WeightKind::bfloat16 ? decode_bfloat16(static_cast<const uint16_t*>(row)[i])
@@ -141,6 +167,7 @@ void set_elementwise_kernels(KernelTable& table) {
   table.gate_tile = gate_tile;
   table.rms_norm = rms_norm;
   table.rotate = rotate;
+  table.hadamard = hadamard;
   table.widen = widen;
   table.argmax = argmax;
 }

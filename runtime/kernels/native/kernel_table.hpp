@@ -17,7 +17,7 @@ constexpr int kMostPanelTokens = 16; // tokens of the widest activation panel
 constexpr int kUnitTokens = 16;      // tokens of one cache unit
 constexpr int kSpanTokens = 256;     // positions, aligned, whose softmax is computed in one go
 constexpr int kMostHeadDim = 256;
-constexpr int kMostAttendRows = 16;  // query rows that share one pass over keys and values
+constexpr int kMostAttendRows = 64;  // query rows that share one pass over keys and values
 constexpr int kMostLinearTiles = 4;  // weight tiles of one call on matrix tiles
 constexpr int kMostTileTokens = 512; // tokens of one call on matrix tiles
 constexpr int64_t kDecodedBytes = 512 << 10;
@@ -142,6 +142,7 @@ struct AttendRows {
 struct KernelTable {
   const char* name;     // as GRISTMILL_ISA names it
   int32_t panel;        // widest panel: 8, or 16 with matrix tiles
+  int32_t attend_rows;  // rows of a pass over keys and values that these kernels take best
 
   // `columns` (padded) columns of `x[0..tokens)` (row stride `stride` floats) into one panel of width
   // `width`, missing tokens zero. The caller keeps padding columns of x zero. int8 rounds to nearest even, scale = max|x| / 127, a zero group gets scale 0.
@@ -178,15 +179,21 @@ struct KernelTable {
   // Half-split rotary embedding of one head in place; cos and sin have rotary_dim / 2 entries.
   void (*rotate)(float* head, const float* cos, const float* sin, int rotary_dim);
 
-  // Write one token's key and value [head_dim] into slot 0..15 of a unit; padded dimensions are zero.
-  void (*append)(const KvLayout& layout, uint8_t* unit, int slot, const float* key, const float* value);
+  // x[0..n) times the orthonormal Hadamard matrix (Sylvester's), in place and in a fixed order; if n is no
+  // power of two, in blocks of the largest one that divides it. The same bits in all instruction sets.
+  void (*hadamard)(float* x, int n);
+
+  // Write keys and values [head_dim] of consecutive tokens, `stride` floats apart, into slots slot ..
+  // slot + tokens - 1 of a unit; padded dimensions are zero.
+  void (*append)(const KvLayout& layout, uint8_t* unit, int slot, int tokens, const float* keys, const float* values,
+                 int64_t stride);
 
   // Attention of every row over positions span * 256 .. + 255 (those that it sees): fresh states,
-  // one a row. A row that sees nothing of the span keeps {-inf, 0, zeros}.
+  // one a row. A row that sees nothing of the span gets {-inf, 0, zeros}.
   void (*attend_span)(const AttendRows& rows, int span, AttendState* states);
   // into = into (+) from, both over dim entries.
   void (*merge_state)(AttendState& into, const AttendState& from, int padded_dim);
-  // out[0..head_dim) = weighted / sum.
+  // out[0..head_dim) = weighted * (1 / sum).
   void (*finish_state)(const AttendState& state, int head_dim, float* out);
 
   // A weight's row as float [columns]: embedding look-up of float tables.

@@ -10,6 +10,7 @@ namespace gristmill {
 namespace {
 
 constexpr int kChunkTokens = 128;           // tokens of one kernel call
+constexpr int kEmbedTokens = 8;              // tokens that one thread looks up at a time
 constexpr int kTileShareTokens = 512;       // tokens of one share on matrix tiles, at most
 constexpr int kTileCallTokens = 64;         // and of one call, where calls can share decoded weights
 constexpr int kRedundantTokens = 4;         // up to here every thread prepares the input for itself
@@ -85,7 +86,7 @@ Share tile_share(const Activations& x, int tiles, int threads) {
 }  // namespace
 
 Step::Step(const KernelTable& kernels, const Model& model, KvCache& cache, ThreadPool& pool, StepOptions options)
-    : kernels_(kernels), model_(model), cache_(cache), pool_(pool), options_(options) {
+    : kernels_(kernels), model_(model), cache_(cache), pool_(pool), options_(options), angles_(model.ropes) {
   hidden_stride_ = (model.hidden_size + 31) / 32 * 32;
   qkv_stride_ = attended_stride_ = gated_stride_ = 0;
   for (const Layer& layer : model.layers) {
@@ -109,6 +110,7 @@ int Step::run(const Batch& batch, float* logits, float* tile_maxima) {
   not_finite_ = -1;
   reserve(batch);
   pool_.run([this](int thread) { forward(thread); });
+  angles_.keep();
   return not_finite_;
 }
 
@@ -121,9 +123,9 @@ void Step::reserve(const Batch& batch) {
   space_.attended.reserve(tokens * attended_stride_ * 4);
   space_.gated.reserve(tokens * gated_stride_ * 4);
   space_.panels.reserve(padded, widest);
-  int64_t angles = 0;
-  for (const Rope& rope : model_.ropes) angles += tokens * 2 * static_cast<int64_t>(rope.inv_freq.size());
-  space_.angles.reserve(angles * 4);
+  int positions = 0;
+  for (const int32_t position : batch.positions) positions = std::max(positions, position + 1);
+  angles_.reserve(positions);
   for (ThreadSpace& space : space_.threads) {
     space.panels.reserve(kMostPanelTokens, widest);
     space.rows.reserve(kMostPanelTokens * widest * 4);
@@ -140,7 +142,7 @@ void Step::reserve(const Batch& batch) {
       plan_of_.push_back(plan_of_.back());
     } else {
       plan_of_.push_back(static_cast<int>(plans_.size()));
-      plans_.push_back(plan_attention(batch, a, pool_.size()));
+      plans_.push_back(plan_attention(batch, a, kernels_.attend_rows, pool_.size()));
     }
     const int64_t floats = 2 + cache_.layout(static_cast<int>(i), 0).padded_dim;
     partial_floats = std::max(partial_floats, plans_.back().partials * floats);
@@ -219,19 +221,15 @@ void Step::head(int thread) {
 
 void Step::embed(int thread) {
   const int64_t bytes = model_.hidden_size * (model_.embedding_kind == WeightKind::bfloat16 ? 2 : 4);
-  for (int t; (t = pool_.claim(thread, batch_->input.tokens)) >= 0;) {
-    kernels_.widen(model_.embedding_kind, model_.embedding + batch_->input.token_ids[t] * bytes,
-                   model_.hidden_size, space_.hidden.as<float>() + t * hidden_stride_);
-    float* angles = space_.angles.as<float>();
-    for (const Rope& rope : model_.ropes) {
-      const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
-      float* cos = angles + t * 2 * half;
-      for (int64_t i = 0; i < half; ++i) {
-        const float angle = static_cast<float>(batch_->positions[t]) * rope.inv_freq[i];
-        cos[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * rope.attention_factor;
-        cos[half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * rope.attention_factor;
-      }
-      angles += batch_->input.tokens * 2 * half;
+  const int tokens = batch_->input.tokens, runs = (tokens + kEmbedTokens - 1) / kEmbedTokens;
+  for (int i; (i = pool_.claim(thread, runs + angles_.missing())) >= 0;) {
+    if (i >= runs) {
+      angles_.compute(i - runs);
+      continue;
+    }
+    for (int t = i * kEmbedTokens; t < std::min((i + 1) * kEmbedTokens, tokens); ++t) {
+      kernels_.widen(model_.embedding_kind, model_.embedding + batch_->input.token_ids[t] * bytes,
+                     model_.hidden_size, space_.hidden.as<float>() + t * hidden_stride_);
     }
   }
 }

@@ -5,6 +5,7 @@
 
 #include "batch.hpp"
 #include "kv_cache.hpp"
+#include "rope_angles.hpp"
 #include "thread_pool.hpp"
 #include "workspace.hpp"
 
@@ -38,7 +39,6 @@ class Step {
   void layer(int thread, int index);
   void head(int thread);
   void embed(int thread);
-  void rope_angles(int thread);
   Activations prepare(int thread, const Linear& linear, const float* x, int64_t stride, const Norm& norm,
                       const int32_t* rows, int tokens, int in_features);
   template <typename Store>
@@ -57,6 +57,7 @@ class Step {
   ThreadPool& pool_;
   StepOptions options_;
   Workspace space_;
+  RopeAngles angles_;
   const Batch* batch_ = nullptr;
   float* logits_ = nullptr;
   float* tile_maxima_ = nullptr;

@@ -1,11 +1,18 @@
 // The step's attention: keys and values into the cache, then passes over the block tables.
-#include "hadamard.hpp"
 #include "step.hpp"
 
 #include <algorithm>
 #include <cmath>
 
 namespace gristmill {
+namespace {
+
+// What will be written is on its way from memory meanwhile.
+void ask_for(const uint8_t* unit, int bytes) {
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(unit + i, 1);
+}
+
+}  // namespace
 
 // Queries and keys are normed and rotated in place, for a quantized cache a second time; keys and values
 // go into their units. All of a step's tokens are appended before any of them attends.
@@ -13,28 +20,25 @@ void Step::append(int thread, int index) {
   const Attention& attention = model_.layers[index].attention;
   const int dim = attention.head_dim, heads = attention.num_heads, kv_heads = attention.num_kv_heads;
   const bool turned = rotates_keys(cache_.layout(index, 0).type);
-  int64_t angles_start = 0;
-  for (int i = 0; i < attention.rope; ++i) {
-    angles_start += batch_->input.tokens * 2 * static_cast<int64_t>(model_.ropes[i].inv_freq.size());
-  }
   const int half = attention.rope < 0 ? 0 : static_cast<int>(model_.ropes[attention.rope].inv_freq.size());
   for (int i; (i = pool_.claim(thread, static_cast<int>(batch_->appends.size()))) >= 0;) {
     const AppendRun& run = batch_->appends[i];
+    for (int h = 0; h < kv_heads; ++h) ask_for(cache_.unit(index, run.unit, h), cache_.layout(index, h).unit_bytes);
     for (int t = run.first_token; t < run.first_token + run.tokens; ++t) {
       float* row = space_.qkv.as<float>() + t * qkv_stride_;
-      const float* cos = space_.angles.as<float>() + angles_start + static_cast<int64_t>(t) * 2 * half;
+      const float* cos = half > 0 ? angles_.at(attention.rope, batch_->positions[t]) : nullptr;
       for (int h = 0; h < heads + kv_heads; ++h) {
         const Norm& norm = h < heads ? attention.q_norm : attention.k_norm;
         if (norm.weight != nullptr) kernels_.rms_norm(row + h * dim, norm.weight, norm.eps, dim, row + h * dim);
         if (half > 0) kernels_.rotate(row + h * dim, cos, cos + half, 2 * half);
-        if (turned) hadamard(row + h * dim, dim);
+        if (turned) kernels_.hadamard(row + h * dim, dim);
       }
-      const float* key = row + heads * dim;
-      const float* value = key + kv_heads * dim;
-      for (int h = 0; h < kv_heads; ++h) {
-        kernels_.append(cache_.layout(index, h), cache_.unit(index, run.unit, h), batch_->positions[t] % kUnitTokens,
-                        key + h * dim, value + h * dim);
-      }
+    }
+    const float* keys = space_.qkv.as<float>() + run.first_token * qkv_stride_ + heads * dim;
+    for (int h = 0; h < kv_heads; ++h) {
+      kernels_.append(cache_.layout(index, h), cache_.unit(index, run.unit, h),
+                      batch_->positions[run.first_token] % kUnitTokens, run.tokens, keys + h * dim,
+                      keys + (kv_heads + h) * dim, qkv_stride_);
     }
   }
 }
@@ -68,9 +72,8 @@ void Step::attend_item(int thread, int index, const AttendItem& item) {
     queries[r] = space_.qkv.as<float>() + token * qkv_stride_ + head * attention.head_dim;
     outs[r] = space_.attended.as<float>() + token * attended_stride_ + head * attention.head_dim;
     positions[r] = batch_->positions[token];
-    fresh[r].weighted = item.partial >= 0 ? partial + r * (2 + dim) + 2 : weighted + r * kMostHeadDim;
-    total[r] = {-INFINITY, 0.0f, weighted + (kMostAttendRows + r) * kMostHeadDim};
-    std::fill(total[r].weighted, total[r].weighted + dim, 0.0f);
+    fresh[r].weighted = item.partial >= 0 ? partial + r * (2 + dim) + 2 : weighted + (rows + r) * dim;
+    total[r].weighted = weighted + r * dim;
   }
   const int32_t* units = batch_->units.data() + batch_->unit_starts[item.sequence];
   const int last_unit = positions[rows - 1] / kUnitTokens;
@@ -80,18 +83,19 @@ void Step::attend_item(int thread, int index, const AttendItem& item) {
   }
   const AttendRows pass{layout, own.units.data(), rows, queries, positions, attention.window, attention.scale,
                         attention.softcap};
-  for (int span = item.first_span; span < item.last_span; ++span) {
-    kernels_.attend_span(pass, span, fresh);
+  if (item.partial >= 0) {
+    kernels_.attend_span(pass, item.first_span, fresh);
     for (int r = 0; r < rows; ++r) {
-      if (item.partial >= 0) {
-        fresh[r].weighted[-2] = fresh[r].maximum;
-        fresh[r].weighted[-1] = fresh[r].sum;
-      } else {
-        kernels_.merge_state(total[r], fresh[r], dim);
-      }
+      fresh[r].weighted[-2] = fresh[r].maximum;
+      fresh[r].weighted[-1] = fresh[r].sum;
     }
+    return;
   }
-  if (item.partial >= 0) return;
+  kernels_.attend_span(pass, item.first_span, total);
+  for (int span = item.first_span + 1; span < item.last_span; ++span) {
+    kernels_.attend_span(pass, span, fresh);
+    for (int r = 0; r < rows; ++r) kernels_.merge_state(total[r], fresh[r], dim);
+  }
   for (int r = 0; r < rows; ++r) kernels_.finish_state(total[r], attention.head_dim, outs[r]);
 }
 

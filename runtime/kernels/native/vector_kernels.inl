@@ -1,6 +1,7 @@
 // All kernels of one vector instruction set, and its table: what every unit but the scalar one includes
 // inside its anonymous namespace, after its target pragma and macros.
 #include "vectors.inl"
+#include "hadamard.inl"
 #include "elementwise.inl"
 #include "attention.inl"
 #include "linear_float.inl"

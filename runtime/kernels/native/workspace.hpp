@@ -34,7 +34,6 @@ struct Workspace {
   Buffer qkv;        // float [tokens][q + k + v]
   Buffer attended;   // float [tokens][heads * head_dim]
   Buffer gated;      // float [tokens][intermediate]
-  Buffer angles;     // float [ropes][tokens][2][rotary_dim / 2]: cosines, then sines
   Buffer partials;   // float [states][2 + padded head_dim]
   Panels panels;
   std::vector<ThreadSpace> threads;

@@ -29,6 +29,7 @@ __all__ = ["create_app", "main"]
 # Module and function of each command. Only what runs is imported: a server needs nothing of a build to start.
 _COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
+        "plan": ("gristmill.cli.plan", "plan"),
         "build": ("gristmill.cli.build", "build"),
         "compile": ("gristmill.cli.compile", "compile_target"),
         "list": ("gristmill.cli.look", "list_artifacts"),

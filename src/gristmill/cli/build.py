@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from gristmill import facade
 from gristmill.artifacts.engines import engine_targets
 from gristmill.artifacts.inspect import inspection
-from gristmill.cli.options import JsonOption, StoreOption
+from gristmill.cli.options import BuildMemoryOption, JsonOption, RecipeArgument, SetOption, StoreOption
 from gristmill.cli.output import print_json, say
 from gristmill.cli.progress import ConsoleProgress
 from gristmill.pipeline.report.line import report_line
@@ -20,16 +16,9 @@ __all__ = ["build"]
 
 
 def build(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe file, or a shipped one by name, such as demo.")
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change a key of the recipe; repeatable."),
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="Refuse to start if more is needed: 8GiB.")
-    ] = None,
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    memory: BuildMemoryOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

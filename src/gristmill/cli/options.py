@@ -1,4 +1,4 @@
-"""Options that every command takes, and what several check of theirs."""
+"""Options that several commands take, and what several check of theirs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,25 @@ import typer
 
 from gristmill.runtime.errors import InputError
 
-__all__ = ["JsonOption", "StoreOption", "require_file_place"]
+__all__ = [
+    "BuildMemoryOption",
+    "JsonOption",
+    "RecipeArgument",
+    "SetOption",
+    "StoreOption",
+    "require_file_place",
+]
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or a shipped one by name, such as demo.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Change a key of the recipe; repeatable."),
+]
+BuildMemoryOption = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="Refuse to start if more is needed: 8GiB.")
+]
 
 StoreOption = Annotated[
     Path | None,

@@ -81,6 +81,10 @@ def test_scored_prompts_are_counted(plan: ModelPlan) -> None:
     assert more >= 1000 * 1000 * 4  # positions, vocabulary, bytes of a float32
 
 
+def test_the_angles_of_all_positions_are_counted(plan: ModelPlan) -> None:
+    assert size(plan, 8000).work - size(plan, 8000, max_model_len=24).work == 1000 * 32 * 4  # head, bytes
+
+
 def test_the_users_cache_size_is_held(plan: ModelPlan) -> None:
     assert size(plan, 8000, max_num_seqs=64, kv_cache_bytes=20 * MIB).cache == 20 * MIB
 

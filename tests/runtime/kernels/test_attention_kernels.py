@@ -26,6 +26,7 @@ _FLOATS: dict[str, Any] = {
     "fp8": ml_dtypes.float8_e4m3fn,
 }
 _UNIT = 16
+_MOST_ROWS = 64  # of one pass
 _KEY_SCALE, _VALUE_SCALE = 0.25, 1.5
 # Of results near 1. Queries and weights of the vector kernels for int8 are whole numbers of 14 bits, and
 # those of matrix tiles are bfloat16.
@@ -36,6 +37,7 @@ _STALE = 0xFF  # NaN in every float type
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
+Positions = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,16 @@ def _cache(isa: str, kv_type: str, head_dim: int, tokens: int, seed: int = 0) ->
     order = rng.permutation(count).astype(np.int32)
     keys = rng.normal(size=(tokens, head_dim)).astype(np.float32)
     values = rng.normal(size=(tokens, head_dim)).astype(np.float32)
-    for t in range(tokens):
-        _native.append(isa, layout, units, order[t // _UNIT], t % _UNIT, keys[t], values[t])
+    for start in range(0, tokens, _UNIT):
+        run = slice(start, start + _UNIT)
+        _native.append(isa, layout, units, order[start // _UNIT], 0, keys[run], values[run])
     return _Cache(kv_type, layout, units, order, keys, values)
+
+
+def _append_one(
+    isa: str, layout: Any, units: NDArray[np.uint8], unit: int, slot: int, key: Floats, value: Floats
+) -> None:
+    _native.append(isa, layout, units, unit, slot, key[None], value[None])
 
 
 def _decode_unit(kv_type: str, layout: Any, unit: NDArray[np.uint8]) -> tuple[Doubles, Doubles]:
@@ -105,7 +114,7 @@ def _decode(cache: _Cache) -> tuple[Doubles, Doubles]:
 
 
 def _expected(
-    cache: _Cache, queries: Floats, positions: NDArray[np.int32], scale: float, window: int, softcap: float
+    cache: _Cache, queries: Floats, positions: Positions, scale: float, window: int, softcap: float
 ) -> Doubles:
     keys, values = _decode(cache)
     out = np.empty(queries.shape)
@@ -129,13 +138,21 @@ def _queries(rows: int, head_dim: int, seed: int = 1) -> Floats:
     return np.random.default_rng(seed).normal(size=(rows, head_dim)).astype(np.float32)
 
 
-def _attend(isa: str, cache: _Cache, queries: Floats, positions: NDArray[np.int32], **how: float) -> Floats:
+def _attend(isa: str, cache: _Cache, queries: Floats, positions: Positions, **how: float) -> Floats:
     scale = cache.layout.head_dim**-0.5
     found = _native.attend(isa, cache.layout, queries, positions, cache.units, cache.order, scale, **how)
     return np.asarray(found)
 
 
-def _last_positions(tokens: int, count: int, group: int) -> NDArray[np.int32]:
+def _attend_alone(
+    isa: str, cache: _Cache, queries: Floats, positions: Positions, **how: float
+) -> list[Floats]:
+    """Each row's attention, in a pass for itself."""
+    rows = range(len(positions))
+    return [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in rows]
+
+
+def _last_positions(tokens: int, count: int, group: int) -> Positions:
     """The last `count` positions, each for `group` query heads."""
     return np.repeat(np.arange(tokens - count, tokens), group).astype(np.int32)
 
@@ -187,7 +204,7 @@ def test_append_writes_the_bytes_that_the_scalar_one_writes(isa: str, kv_type: s
         )
 
 
-@pytest.mark.parametrize("rows", range(1, 17))
+@pytest.mark.parametrize("rows", [*range(1, 18), 31, 32, 33, 47, 48, 49, 63, 64])
 @pytest.mark.parametrize("kv_type", ["bfloat16", "fp8", "int8"])
 @pytest.mark.parametrize("isa", _ISAS)
 def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type: str, rows: int) -> None:
@@ -195,8 +212,7 @@ def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type
     positions = np.arange(300 - rows, 300, dtype=np.int32)
     queries = _queries(rows, 112)
     together = _attend(isa, cache, queries, positions)
-    alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1])[0] for r in range(rows)]
-    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together, _attend_alone(isa, cache, queries, positions))
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 40, 48, 64, 80, 96, 112, 128, 144, 176, 192, 240, 256])
@@ -204,11 +220,11 @@ def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type
 def test_every_number_of_rows_gives_a_row_the_bits_that_it_gives_alone(kv_type: str, head_dim: int) -> None:
     isa = _ISAS[-1]  # with the most ways to take rows together
     cache = _cache(isa, kv_type, head_dim, 40)
-    queries = _queries(16, head_dim)
-    positions = np.arange(24, 40, dtype=np.int32)
+    queries = _queries(_MOST_ROWS, head_dim)
+    positions = np.repeat(np.arange(24, 40, dtype=np.int32), _MOST_ROWS // 16)
     for how in ({}, {"window": 17}, {"softcap": 2.0}):
-        alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(16)]
-        for rows in range(2, 17):
+        alone = _attend_alone(isa, cache, queries, positions, **how)
+        for rows in range(2, _MOST_ROWS + 1):
             together = _attend(isa, cache, queries[:rows], positions[:rows], **how)
             np.testing.assert_array_equal(together, alone[:rows])
 
@@ -220,40 +236,36 @@ def test_prefill_in_any_chunks_gives_the_bits_of_decode_at_every_position(isa: s
     queries = _queries(290, 48)
     positions = np.arange(290, dtype=np.int32)
     for how in ({}, {"window": 70, "softcap": 3.0}):
-        alone = [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in range(290)]
-        for chunk in (3, 15, 16):
-            starts = range(0, 290, chunk)
-            chunks = [slice(start, start + chunk) for start in starts]
+        alone = _attend_alone(isa, cache, queries, positions, **how)
+        for chunk in (3, 15, 16, 50, 64):
+            chunks = [slice(start, start + chunk) for start in range(0, 290, chunk)]
             together = [_attend(isa, cache, queries[c], positions[c], **how) for c in chunks]
             np.testing.assert_array_equal(np.concatenate(together), alone)
 
 
 @pytest.mark.parametrize("isa", _ISAS)
 def test_a_scale_that_is_not_finite_reaches_only_rows_that_see_it(isa: str) -> None:
-    cache = _cache(isa, "int8", 64, 40)
-    queries = _queries(12, 64)
-    positions = np.arange(28, 40, dtype=np.int32)
-    before = _attend(isa, cache, queries, positions)
-    broken = np.full(64, np.nan, np.float32)
-    _native.append(isa, cache.layout, cache.units, cache.order[2], 1, cache.keys[33], broken)
-    after = _attend(isa, cache, queries, positions)
-    np.testing.assert_array_equal(after[:5], before[:5])
-    assert np.isnan(after[5:]).all()
+    for group in (1, 4):
+        cache = _cache(isa, "int8", 64, 40)
+        queries = _queries(12 * group, 64)
+        positions = _last_positions(40, 12, group)
+        before = _attend(isa, cache, queries, positions)
+        broken = np.full(64, np.nan, np.float32)
+        _append_one(isa, cache.layout, cache.units, cache.order[2], 1, cache.keys[33], broken)
+        after = _attend(isa, cache, queries, positions)
+        np.testing.assert_array_equal(after[: 5 * group], before[: 5 * group])
+        assert np.isnan(after[5 * group :]).all()
 
 
 @pytest.mark.parametrize("kv_type", _KV_TYPES)
 @pytest.mark.parametrize("isa", _FAST)
 def test_rows_far_apart_give_the_bits_that_they_give_alone(isa: str, kv_type: str) -> None:
     cache = _cache(isa, kv_type, 48, 550)
-    positions = np.array([3, 549, 16, 255, 256, 31, 300, 511], np.int32)
+    positions = np.tile(np.array([3, 549, 16, 255, 256, 31, 300, 511], np.int32), 5)
     queries = _queries(len(positions), 48)
     for how in ({}, {"window": 19}):
         together = _attend(isa, cache, queries, positions, **how)
-        alone = [
-            _attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0]
-            for r in range(len(positions))
-        ]
-        np.testing.assert_array_equal(together, alone)
+        np.testing.assert_array_equal(together, _attend_alone(isa, cache, queries, positions, **how))
 
 
 @pytest.mark.parametrize("kv_type", _KV_TYPES)
@@ -267,7 +279,7 @@ def test_stale_bytes_behind_the_position_change_nothing(isa: str, kv_type: str) 
         clean.units[:] = longer.units[np.argsort(longer.order)][np.argsort(np.argsort(clean.order))]
         for t in range(tokens):
             unit = clean.order[t // _UNIT]
-            _native.append(isa, clean.layout, clean.units, unit, t % _UNIT, clean.keys[t], clean.values[t])
+            _append_one(isa, clean.layout, clean.units, unit, t % _UNIT, clean.keys[t], clean.values[t])
         positions = np.full(6, tokens - 1, np.int32)
         found = _attend(isa, stale, queries, positions)
         assert np.isfinite(found).all()
@@ -277,17 +289,18 @@ def test_stale_bytes_behind_the_position_change_nothing(isa: str, kv_type: str) 
 @pytest.mark.parametrize("kv_type", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("isa", _ISAS)
 def test_an_infinite_value_reaches_only_rows_that_see_it(isa: str, kv_type: str) -> None:
-    cache = _cache(isa, kv_type, 64, 40)
-    queries = _queries(6, 64)
-    positions = np.array([34, 35, 36, 37, 38, 39], np.int32)
-    before = _attend(isa, cache, queries, positions)
-    infinite = np.full(64, np.inf, np.float32)
-    _native.append(
-        isa, cache.layout, cache.units, cache.order[37 // _UNIT], 37 % _UNIT, cache.keys[37], infinite
-    )
-    after = _attend(isa, cache, queries, positions)
-    np.testing.assert_array_equal(after[:3], before[:3])
-    assert not np.isfinite(after[3:]).any()
+    for group in (1, 9):
+        cache = _cache(isa, kv_type, 64, 40)
+        queries = _queries(6 * group, 64)
+        positions = _last_positions(40, 6, group)
+        before = _attend(isa, cache, queries, positions)
+        infinite = np.full(64, np.inf, np.float32)
+        _append_one(
+            isa, cache.layout, cache.units, cache.order[37 // _UNIT], 37 % _UNIT, cache.keys[37], infinite
+        )
+        after = _attend(isa, cache, queries, positions)
+        np.testing.assert_array_equal(after[: 3 * group], before[: 3 * group])
+        assert not np.isfinite(after[3 * group :]).any()
 
 
 @pytest.mark.parametrize("kv_type", ["float32", "bfloat16", "float16", "int8", "int4"])
@@ -296,7 +309,7 @@ def test_a_key_that_is_not_a_number_makes_the_result_no_number(isa: str, kv_type
     cache = _cache(isa, kv_type, 64, 20)
     broken = cache.keys[7].copy()
     broken[3] = np.nan
-    _native.append(isa, cache.layout, cache.units, cache.order[0], 7, broken, cache.values[7])
+    _append_one(isa, cache.layout, cache.units, cache.order[0], 7, broken, cache.values[7])
     found = _attend(isa, cache, _queries(1, 64), np.array([19], np.int32))
     assert np.isnan(found).all()
 
@@ -312,7 +325,7 @@ def test_fp8_holds_every_code_and_rounds_between_them_as_ml_dtypes_does(isa: str
         x = np.zeros(256, np.float32)
         x[: len(inputs[start : start + 256])] = inputs[start : start + 256]
         units = np.zeros((1, layout.unit_bytes), np.uint8)
-        _native.append(isa, layout, units, 0, 3, x, x)
+        _append_one(isa, layout, units, 0, 3, x, x)
         expected = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
         pairs = units[0, layout.values :].reshape(_UNIT // 2, 256 // 16, 2, 16)
         np.testing.assert_array_equal(pairs[1, :, 1].ravel(), expected)
@@ -325,7 +338,7 @@ def test_fp8_attention_reads_every_code_exactly(isa: str) -> None:
     exact[np.isnan(exact)] = 0
     layout = _native.kv_layout("fp8", 256)
     units = np.zeros((1, layout.unit_bytes), np.uint8)
-    _native.append(isa, layout, units, 0, 0, np.zeros(256, np.float32), exact)
+    _append_one(isa, layout, units, 0, 0, np.zeros(256, np.float32), exact)
     query = np.zeros((1, 256), np.float32)
     order, position = np.zeros(1, np.int32), np.zeros(1, np.int32)
     np.testing.assert_array_equal(_native.attend(isa, layout, query, position, units, order, 1.0)[0], exact)
@@ -344,7 +357,7 @@ def test_int_caches_are_off_by_at_most_half_a_step(numbers: list[float], kv_type
     key_step, value_step = peak / 127, peak / (127 if kv_type == "int8" else 7)
     for isa in _ISAS:
         units = np.zeros((1, layout.unit_bytes), np.uint8)
-        _native.append(isa, layout, units, 0, 5, x, -x)
+        _append_one(isa, layout, units, 0, 5, x, -x)
         keys, values = _decode_unit(kv_type, layout, units[0])
         assert np.abs(keys[5] - x).max() <= key_step * 0.5001 + _TINY
         assert np.abs(values[5] + x).max() <= value_step * 0.5001 + _TINY
@@ -356,7 +369,7 @@ def test_a_zero_token_has_scale_zero(isa: str, kv_type: str) -> None:
     layout = _native.kv_layout(kv_type, 40)
     units = np.full((1, layout.unit_bytes), _STALE, np.uint8)
     nothing = np.zeros(40, np.float32)
-    _native.append(isa, layout, units, 0, 9, nothing, nothing)
+    _append_one(isa, layout, units, 0, 9, nothing, nothing)
     keys, values = _decode_unit(kv_type, layout, units[0])
     assert not keys[9].any()
     assert not values[9].any()
@@ -384,6 +397,6 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="queries"):
         _attend("scalar", cache, query[:, :8].copy(), np.array([3], np.int32))
     with pytest.raises(ValueError, match="slot"):
-        _native.append("scalar", cache.layout, cache.units, 0, 16, query[0], query[0])
+        _append_one("scalar", cache.layout, cache.units, 0, 16, query[0], query[0])
     with pytest.raises(ValueError, match="instruction set"):
         _attend("mmx", cache, query, np.array([3], np.int32))

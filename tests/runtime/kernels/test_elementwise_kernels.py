@@ -140,6 +140,20 @@ def test_rotate_turns_pairs_half_a_head_apart(isa: str, rotary_dim: int) -> None
     np.testing.assert_allclose(_native.rotate(isa, head, cos, sin), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 6, 8, 20, 24, 40, 48, 64, 80, 96, 128, 192, 256])
+def test_hadamard_is_sylvesters_matrix_in_blocks_with_the_same_bits_everywhere(size: int) -> None:
+    block = size & -size
+    sylvester: NDArray[Any] = np.ones((1, 1))
+    while len(sylvester) < block:
+        sylvester = np.kron([[1, 1], [1, -1]], sylvester)
+    head = _normal(size)
+    expected = (head.reshape(-1, block).astype(np.float64) @ sylvester / block**0.5).ravel()
+    scalar = _native.hadamard("scalar", head)
+    np.testing.assert_allclose(scalar, expected, rtol=1e-5, atol=1e-6)
+    for isa in _ISAS:
+        np.testing.assert_array_equal(_native.hadamard(isa, head), scalar)
+
+
 def _activate(kind: str, x: float) -> float:
     if kind == "silu":
         return x / (1 + math.exp(-x))
