@@ -4,84 +4,18 @@
 #include <cmath>
 #include <cstring>
 
+#include "linear_share.hpp"
 #include "vocabulary_passes.hpp"
 
 namespace gristmill {
 namespace {
 
-constexpr int kChunkTokens = 128;           // tokens of one kernel call
-constexpr int kEmbedTokens = 8;              // tokens that one thread looks up at a time
-constexpr int kTileShareTokens = 512;       // tokens of one share on matrix tiles, at most
-constexpr int kTileCallTokens = 64;         // and of one call, where calls can share decoded weights
-constexpr int kRedundantTokens = 4;         // up to here every thread prepares the input for itself
-constexpr int64_t kBlockBytes = 384 << 10;  // input that stays in the second level cache
-constexpr int64_t kTileBlockBytes = 1 << 20;
+constexpr int kEmbedTokens = 8;  // tokens that one thread looks up at a time
+constexpr int kRedundantTokens = 4;  // up to here every thread prepares the input for itself
 
 static_assert(kTileRows == kVocabularyTile, "the sampler's tiles are those of the head");
 
 constexpr Norm kNoNorm{nullptr, 0, 0};
-
-bool is_integer(WeightKind kind) { return kind == WeightKind::int4 || kind == WeightKind::int8; }
-
-int last_width(int rest, int panel) {
-  if (rest == 0) return panel;
-  int width = 1;
-  while (width < rest) width *= 2;
-  return width;
-}
-
-// The panels of `tokens` tokens, without memory.
-Activations describe(const KernelTable& kernels, bool integer_activations, const Weight& weight, int tokens) {
-  Activations x{};
-  x.form = weight.kind == WeightKind::float32                    ? ActivationForm::float32
-           : is_integer(weight.kind) && integer_activations ? ActivationForm::int8
-                                                                 : ActivationForm::bfloat16;
-  x.tokens = tokens;
-  x.columns = weight.columns;
-  x.panel = kernels.panel;
-  x.panels = (tokens + x.panel - 1) / x.panel;
-  x.last = last_width(tokens % x.panel, x.panel);
-  return x;
-}
-
-int value_bytes(ActivationForm form) {
-  return form == ActivationForm::int8 ? 1 : form == ActivationForm::bfloat16 ? 2 : 4;
-}
-
-bool on_matrix_tiles(const KernelTable& kernels, const Weight& weight, const Activations& x) {
-  return kernels.linear_tiles != nullptr && x.form == ActivationForm::bfloat16 && weight.kind != WeightKind::float32;
-}
-
-int round_up(int number, int to) { return (number + to - 1) / to * to; }
-
-// What one thread takes of a linear at a time, and what of it one call of a kernel does.
-struct Share {
-  int tiles;
-  int panels;       // of one share
-  int call_panels;
-};
-
-Share vector_share(const Activations& x) {
-  const int64_t panel_bytes = static_cast<int64_t>(x.panel) * x.columns * value_bytes(x.form);
-  const int call = kChunkTokens / x.panel;
-  return {1, std::max<int>(1, static_cast<int>(kBlockBytes / panel_bytes / call)) * call, call};
-}
-
-// Several tiles share the tokens that they read, unless threads would then wait for each other.
-Share tile_share(const Activations& x, int tiles, int threads) {
-  const int64_t most = std::max<int64_t>(kTileBlockBytes / (x.columns * 2), kChunkTokens);
-  const int tokens = x.panels * x.panel, limit = static_cast<int>(std::min<int64_t>(most, kTileShareTokens));
-  const int blocks = (tokens + limit - 1) / limit;
-  const int panels = round_up((x.panels + blocks - 1) / blocks, 2);
-  int best = 1, least = tiles;
-  for (int some = 1; some <= kMostLinearTiles; ++some) {
-    const int shares = (tiles + some - 1) / some * blocks;
-    const int longest = (shares + threads - 1) / threads * some;  // tiles of the busiest thread
-    if (longest <= least) best = some, least = longest;
-  }
-  const bool sharing = static_cast<int64_t>(best) * kTileRows * x.columns * 2 <= kLinearScratchBytes;
-  return {best, panels, sharing ? std::min(panels, kTileCallTokens / x.panel) : panels};
-}
 
 }  // namespace
 
@@ -97,8 +31,7 @@ Step::Step(const KernelTable& kernels, const Model& model, KvCache& cache, Threa
   space_.threads.resize(pool.size());
   for (ThreadSpace& space : space_.threads) {
     if (kernels.linear_tiles != nullptr) space.scratch.reserve(kLinearScratchBytes);
-    space.tile.reserve((kernels.linear_tiles != nullptr ? kMostLinearTiles * kTileShareTokens : kChunkTokens) *
-                       kTileRows * 4);
+    space.tile.reserve(kChunkTokens * kTileRows * 4);
     space.states.reserve(2 * kMostAttendRows * kMostHeadDim * 4);
   }
 }
@@ -121,7 +54,7 @@ void Step::reserve(const Batch& batch) {
   space_.hidden.reserve(tokens * hidden_stride_ * 4);
   space_.qkv.reserve(tokens * qkv_stride_ * 4);
   space_.attended.reserve(tokens * attended_stride_ * 4);
-  space_.gated.reserve(tokens * gated_stride_ * 4);
+  space_.gated.reserve(padded * gated_stride_ * 4);
   space_.panels.reserve(padded, widest);
   int positions = 0;
   for (const int32_t position : batch.positions) positions = std::max(positions, position + 1);
@@ -185,15 +118,7 @@ void Step::layer(int thread, int index) {
   next(thread, Operation::o);
 
   x = prepare(thread, layer.gate_up, hidden, hidden_stride_, layer.mlp_norm, nullptr, tokens, model_.hidden_size);
-  multiply(thread, layer.gate_up, x, [&](int tile, const float* out, int first, int count) {
-    const int channel = tile * (kTileRows / 2);
-    const float* bias = layer.gate_up.bias == nullptr ? nullptr : layer.gate_up.bias + tile * kTileRows;
-    kernels_.gate_tile(layer.activation, out, count, std::min(kTileRows / 2, layer.intermediate_size - channel),
-                       bias, space_.gated.as<float>() + first * gated_stride_ + channel, gated_stride_);
-  });
-  next(thread, Operation::gate_up);
-  x = prepare(thread, layer.down, space_.gated.as<float>(), gated_stride_, kNoNorm, nullptr, tokens,
-              layer.intermediate_size);
+  x = gate(thread, layer, x);
   project(thread, layer.down, x, true, hidden, hidden_stride_);
   next(thread, Operation::down);
   if (options_.debug_nan) check_finite(thread, index, hidden, tokens * hidden_stride_);
@@ -205,13 +130,18 @@ void Step::head(int thread) {
                                 input.logit_rows, input.rows, model_.hidden_size);
   const Linear& linear = model_.head;
   const int64_t stride = model_.vocab_size;
-  multiply(thread, linear, x, [&](int tile, const float* out, int first, int count) {
-    const int width = linear.outputs[tile].count;
-    const float* bias = linear.bias == nullptr ? nullptr : linear.bias + tile * kTileRows;
-    float* logits = logits_ + first * stride + linear.outputs[tile].column;
-    kernels_.store_tile(out, count, width, bias, false, logits, stride);
-    tile_maxima(logits, count, width, stride, tile_maxima_ + first * linear.tiles() + tile, linear.tiles());
-  });
+  const Share share = share_of(kernels_, linear, x, pool_.size());
+  const Sink sink = row_sink(linear, false, logits_, stride);
+  for (int item; (item = pool_.claim(thread, count_shares(share, linear.tiles(), x))) >= 0;) {
+    multiply_share(kernels_, linear, x, share, item, space_.threads[thread], sink);
+    const ShareRange range = range_of(share, linear.tiles(), x, item);
+    const int first = range.start * x.panel, count = std::min(range.end * x.panel, x.tokens) - first;
+    for (int tile = range.tile; tile < range.tile + range.tiles; ++tile) {
+      const TileOutput& output = linear.outputs[tile];
+      tile_maxima(logits_ + first * stride + output.column, count, output.count, stride,
+                  tile_maxima_ + first * linear.tiles() + tile, linear.tiles());
+    }
+  }
   next(thread, Operation::head);
   if (options_.debug_nan) {
     check_finite(thread, static_cast<int>(model_.layers.size()), logits_,
@@ -280,44 +210,30 @@ Activations Step::prepare(int thread, const Linear& linear, const float* x, int6
   return panels;
 }
 
-// Every tile of `linear` for every token; store(tile, out, first token, tokens) takes them away.
-template <typename Store>
-void Step::multiply(int thread, const Linear& linear, const Activations& x, Store&& store) {
-  const bool on_tiles = on_matrix_tiles(kernels_, linear.weight, x);
-  const int tiles = linear.tiles();
-  const Share share = on_tiles ? tile_share(x, tiles, pool_.size()) : vector_share(x);
-  const auto kernel = x.form == ActivationForm::int8 ? kernels_.linear_int8 : kernels_.linear_float;
-  const int parts = (tiles + share.tiles - 1) / share.tiles, blocks = (x.panels + share.panels - 1) / share.panels;
-  ThreadSpace& space = space_.threads[thread];
-  float* out = space.tile.as<float>();
-  for (int item; (item = pool_.claim(thread, parts * blocks)) >= 0;) {
-    const int tile = item % parts * share.tiles, some = std::min(share.tiles, tiles - tile);
-    const int start = item / parts * share.panels, end = std::min(start + share.panels, x.panels);
-    for (int panel = start; panel < end; panel += share.call_panels) {
-      const int count = std::min(share.call_panels, end - panel), first = panel * x.panel;
-      if (on_tiles) {
-        const TileReuse reuse = end - start <= share.call_panels ? TileReuse::none
-                                : panel == start                 ? TileReuse::first
-                                                                 : TileReuse::again;
-        kernels_.linear_tiles(linear.weight, tile, some, x, panel, count, reuse, space.scratch.as<void>(), out);
-      } else {
-        kernel(linear.weight, tile, x, panel, count, out);
-      }
-      const int padded = (count - 1) * x.panel + (panel + count == x.panels ? x.last : x.panel);
-      for (int i = 0; i < some; ++i) {
-        store(tile + i, out + static_cast<int64_t>(i) * padded * kTileRows, first,
-              std::min(padded, x.tokens - first));
-      }
-    }
+void Step::multiply(int thread, const Linear& linear, const Activations& x, const Sink& sink) {
+  const Share share = share_of(kernels_, linear, x, pool_.size());
+  const int shares = count_shares(share, linear.tiles(), x);
+  for (int item; (item = pool_.claim(thread, shares)) >= 0;) {
+    multiply_share(kernels_, linear, x, share, item, space_.threads[thread], sink);
   }
 }
 
 void Step::project(int thread, const Linear& linear, const Activations& x, bool add, float* y, int64_t stride) {
-  multiply(thread, linear, x, [&](int tile, const float* out, int first, int count) {
-    const TileOutput& output = linear.outputs[tile];
-    const float* bias = linear.bias == nullptr ? nullptr : linear.bias + tile * kTileRows;
-    kernels_.store_tile(out, count, output.count, bias, add, y + first * stride + output.column, stride);
-  });
+  multiply(thread, linear, x, row_sink(linear, add, y, stride));
+}
+
+// The input of the layer's last linear. On matrix tiles gated channels become its panels at once.
+Activations Step::gate(int thread, const Layer& layer, const Activations& x) {
+  float* gated = space_.gated.as<float>();
+  Activations panels = describe(kernels_, options_.integer_activations, layer.down.weight, x.tokens);
+  const bool at_once = on_matrix_tiles(kernels_, layer.gate_up.weight, x) && panels.form == ActivationForm::bfloat16;
+  panels.values = gated;
+  multiply(thread, layer.gate_up, x,
+           {at_once ? Finish::gate_panels : Finish::gate, layer.gate_up.bias, nullptr, layer.activation,
+            layer.intermediate_size, gated, gated_stride_, panels});
+  next(thread, Operation::gate_up);
+  if (at_once) return panels;
+  return prepare(thread, layer.down, gated, gated_stride_, kNoNorm, nullptr, x.tokens, layer.intermediate_size);
 }
 
 void Step::check_finite(int thread, int index, const float* x, int64_t count) {

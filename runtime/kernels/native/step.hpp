@@ -41,9 +41,9 @@ class Step {
   void embed(int thread);
   Activations prepare(int thread, const Linear& linear, const float* x, int64_t stride, const Norm& norm,
                       const int32_t* rows, int tokens, int in_features);
-  template <typename Store>
-  void multiply(int thread, const Linear& linear, const Activations& x, Store&& store);
+  void multiply(int thread, const Linear& linear, const Activations& x, const Sink& sink);
   void project(int thread, const Linear& linear, const Activations& x, bool add, float* y, int64_t stride);
+  Activations gate(int thread, const Layer& layer, const Activations& x);
   void append(int thread, int index);
   void attend(int thread, int index);
   void attend_item(int thread, int index, const AttendItem& item);
