@@ -6,6 +6,7 @@ import difflib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gristmill.recipes.patterns import matching
@@ -48,7 +49,8 @@ def assign_schemes(
     }
     if not any(schemes.values()):
         raise RecipeError("quantize.skip", found="every layer", expected="some layer left to quantize")
-    _refuse(_groups_that_do_not_divide(linear_shapes, schemes))
+    for tried in _tried(schemes, settings):
+        _refuse(_groups_that_do_not_divide(linear_shapes, tried))
     return schemes
 
 
@@ -74,6 +76,17 @@ def _scheme(
         scale_dtype=settings.scale_dtype or scale_dtype,
         activation=settings.activation,
     )
+
+
+def _tried(
+    schemes: Mapping[str, QuantScheme | None], settings: QuantizeSettings
+) -> Iterator[Mapping[str, QuantScheme | None]]:
+    """`schemes`, or instead of theirs each group size that a search may choose."""
+    sizes = () if settings.search is None else settings.search.group_size
+    if not sizes:
+        yield schemes
+    for size in sizes:
+        yield {name: scheme and replace(scheme, group_size=size) for name, scheme in schemes.items()}
 
 
 def _refuse(faults: Iterable[str]) -> None:

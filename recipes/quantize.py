@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from gristmill.recipes.named_schemes import NAMED_SCHEMES, NamedScheme, SchemeName
 from gristmill.recipes.patterns import compile_pattern
 from gristmill.recipes.refusals import refusal
-from gristmill.recipes.rules import Bits
+from gristmill.recipes.rules import Bits, GroupSize
 from gristmill.recipes.search import SearchSettings
 from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.scheme import ActivationScheme, ScaleDtype
@@ -40,14 +40,7 @@ def _readable_pattern(pattern: str) -> str:
     return pattern
 
 
-def _group_size(size: int) -> int:
-    if size < 1 and size != -1:
-        raise refusal("a positive number, or -1 for one group a row")
-    return size
-
-
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_readable_pattern)]
-GroupSize = Annotated[int, AfterValidator(_group_size)]
 
 
 class Override(BaseModel):
@@ -81,6 +74,9 @@ class GptqSettings(BaseModel):
     )
     act_order: bool = Field(default=True, description="quantize the columns of the largest inputs first")
     search_grid: bool = Field(default=True, description="choose each range by its weighted error")
+    refine: int = Field(
+        default=0, ge=0, le=100, description="rounds of improving codes and scales in turns afterwards"
+    )
 
 
 class AwqSettings(BaseModel):
@@ -305,11 +301,13 @@ class QuantizeSettings(BaseModel):
             return None
         if name is not None and not NAMED_SCHEMES[name].is_weight_only_int:
             raise refusal(f"no search with {name}, whose width is fixed", found="a search")
-        if any(override.bits is not None for override in info.data.get("overrides", ())):
-            raise refusal(
-                "no bits in overrides beside a search, which chooses them; skip leaves layers as they are",
-                found="both",
-            )
+        changes = {key for override in info.data.get("overrides", ()) for key in override.changes}
+        for key in ("bits", "group_size") if search.group_size else ("bits",):
+            if key in changes:
+                raise refusal(
+                    f"no {key} in overrides beside a search, which chooses; skip leaves layers as they are",
+                    found="both",
+                )
         return search
 
     @field_validator("gptq", "awq", "signround", "smoothquant")

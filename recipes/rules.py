@@ -17,10 +17,20 @@ from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.files import sha256_file
 from gristmill.runtime.prompt_kind import prompt_kind
 
-__all__ = ["Bits", "GateField", "InputFile", "TaskGateField", "infer_kind", "require_digest"]
+__all__ = ["Bits", "GateField", "GroupSize", "InputFile", "TaskGateField", "infer_kind", "require_digest"]
 
 Bits = Literal[2, 3, 4, 5, 6, 8]
 """Widths of a weight: the checkpoint format packs each densely, and every engine reads them."""
+
+
+def _group_size(size: int) -> int:
+    if size < 1 and size != -1:
+        raise refusal("a positive number, or -1 for one group a row")
+    return size
+
+
+GroupSize = Annotated[int, AfterValidator(_group_size)]
+"""Input columns that share a scale."""
 
 
 def _existing_file(path: Path, info: ValidationInfo) -> Path:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from gristmill.recipes.refusals import refusal
-from gristmill.recipes.rules import Bits
+from gristmill.recipes.rules import Bits, GroupSize
 from gristmill.runtime.errors import InputError
 from gristmill.runtime.units import parse_size
 
@@ -53,6 +53,9 @@ class SearchSettings(BaseModel):
 
     budget: SearchBudget = Field(description="exactly one of bits_per_weight, size and kl_mean")
     bits: tuple[Bits, ...] = Field(default=(3, 4, 5, 6, 8), description="widths to choose from")
+    group_size: tuple[GroupSize, ...] = Field(
+        default=(), description="group sizes to choose from; without, quantize.group_size holds"
+    )
 
     @field_validator("budget")
     @classmethod
@@ -68,3 +71,10 @@ class SearchSettings(BaseModel):
         if len(bits) < _LEAST_WIDTHS or list(bits) != sorted(set(bits)):
             raise refusal("two widths at least, rising", found=str(list(bits)))
         return bits
+
+    @field_validator("group_size")
+    @classmethod
+    def _different(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(sizes)) != len(sizes):
+            raise refusal("each group size once", found=str(list(sizes)))
+        return sizes

@@ -176,8 +176,9 @@ def kv_bytes_per_token(plan: ModelPlan, dtype: KVDtype) -> int:
 
 def _work_bytes(plan: ModelPlan, settings: EngineSettings) -> int:
     """Activations of a full step, its logits and the angles of all positions, in float32; and the runtime."""
-    widths = [layer.mlp.width for layer in plan.layers]
-    per_token = 8 * plan.hidden_size + 3 * max(widths, default=0)
+    mlps = [layer.mlp for layer in plan.layers]
+    experts = max((3 * mlp.width + 2 * (mlp.passes - 1) * plan.hidden_size for mlp in mlps), default=0)
+    per_token = 8 * plan.hidden_size + experts
     rows = settings.max_num_seqs + settings.max_scored_tokens
     numbers = settings.max_num_batched_tokens * per_token + 2 * rows * plan.vocab_size
     angles = _max_model_len(plan, settings) * sum(rope.rotary_dim for rope in plan.ropes)

@@ -132,6 +132,11 @@ class MlpPlan:
         """Channels between gate and down that one token takes."""
         return self.gate.out_features
 
+    @property
+    def passes(self) -> int:
+        """How many MLPs one token goes through."""
+        return 1
+
     def scaling_groups(self, norm: NormPlan) -> tuple[ScalingGroup, ...]:
         """Where an input scale can be folded away, behind `norm`."""
         return (
@@ -188,6 +193,11 @@ class MoePlan:
         """Channels between gate and down that one token takes, over all its experts."""
         shared = 0 if self.shared is None else self.shared.width
         return shared + self.top_k * max(expert.width for expert in self.experts)
+
+    @property
+    def passes(self) -> int:
+        """How many MLPs one token goes through, the shared expert included."""
+        return self.top_k + (self.shared is not None)
 
     def scaling_groups(self, norm: NormPlan) -> tuple[ScalingGroup, ...]:
         """Where an input scale can be folded away: one for all that read `norm`, one for each expert."""

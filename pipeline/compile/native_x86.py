@@ -20,13 +20,19 @@ from gristmill.runtime.executors.native.engine_file import (
     PLAN_FILE,
     WEIGHTS_FILE,
     EngineFile,
-    StoredLayer,
+    StoredBlock,
     StoredTensor,
     StoredWeight,
     header_bytes,
     plan_bytes,
 )
-from gristmill.runtime.executors.native.plan_check import check_plan, dense_mlp
+from gristmill.runtime.executors.native.plan_check import check_plan
+from gristmill.runtime.executors.native.stored import (
+    StoredLayer,
+    StoredMixture,
+    StoredMixtureLayer,
+    StoredMlp,
+)
 from gristmill.runtime.files import make_folder, sha256_file, write_atomic, writing_whole
 from gristmill.runtime.kernels.layout import (
     TILE_ROWS,
@@ -36,7 +42,7 @@ from gristmill.runtime.kernels.layout import (
     pack_weight,
     padded_rows,
 )
-from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan, NormPlan
+from gristmill.runtime.model_plan import LayerPlan, LinearPlan, MlpPlan, ModelPlan, MoePlan, NormPlan
 from gristmill.runtime.scheme import QuantizedTensor
 
 __all__ = ["compile_native", "require_supported"]
@@ -72,7 +78,6 @@ def compile_native(checkpoint: Path, out: Path, on_progress: OnProgress | None =
 def require_supported(plan: ModelPlan) -> None:
     """Raise UnsupportedError, naming the layer, for a model that the engine can't run."""
     for layer in plan.layers:
-        dense_mlp(layer)
         if layer.attention.head_dim > _MOST_HEAD_DIM:
             found = layer.attention.head_dim
             raise UnsupportedError(
@@ -119,16 +124,43 @@ def _write(writer: _Writer, checkpoint: Checkpoint, path: Path, on_progress: OnP
     return engine
 
 
-def _write_layer(writer: _Writer, checkpoint: Checkpoint, layer: LayerPlan) -> StoredLayer:
-    attention, mlp = layer.attention, dense_mlp(layer)
+def _write_layer(writer: _Writer, checkpoint: Checkpoint, layer: LayerPlan) -> StoredBlock:
+    attention = layer.attention
     q_norm, k_norm = attention.q_norm, attention.k_norm
-    return StoredLayer(
-        input_norm=_write_norm(writer, checkpoint, layer.input_norm),
-        mlp_norm=_write_norm(writer, checkpoint, layer.mlp_norm),
-        q_norm=None if q_norm is None else _write_norm(writer, checkpoint, q_norm),
-        k_norm=None if k_norm is None else _write_norm(writer, checkpoint, k_norm),
-        qkv=_write_linears(writer, checkpoint, (attention.q, attention.k, attention.v)),
-        o=_write_linears(writer, checkpoint, (attention.o,)),
+    common = (
+        _write_norm(writer, checkpoint, layer.input_norm),
+        _write_norm(writer, checkpoint, layer.mlp_norm),
+        None if q_norm is None else _write_norm(writer, checkpoint, q_norm),
+        None if k_norm is None else _write_norm(writer, checkpoint, k_norm),
+        _write_linears(writer, checkpoint, (attention.q, attention.k, attention.v)),
+        _write_linears(writer, checkpoint, (attention.o,)),
+    )
+    if isinstance(layer.mlp, MoePlan):
+        return StoredMixtureLayer(*common, _write_mixture(writer, checkpoint, layer.mlp))
+    mlp = _write_mlp(writer, checkpoint, layer.mlp)
+    return StoredLayer(*common, mlp.gate_up, mlp.down)
+
+
+def _write_mixture(writer: _Writer, checkpoint: Checkpoint, mixture: MoePlan) -> StoredMixture:
+    return StoredMixture(
+        router=_write_router(writer, checkpoint, mixture),
+        experts=tuple(_write_mlp(writer, checkpoint, expert) for expert in mixture.experts),
+        shared=None if mixture.shared is None else _write_mlp(writer, checkpoint, mixture.shared),
+    )
+
+
+def _write_router(writer: _Writer, checkpoint: Checkpoint, mixture: MoePlan) -> StoredWeight:
+    """In float32, which makes its input float32 too: a rounded logit could send a token elsewhere."""
+    weights = [checkpoint.tensor(linear.weight).astype(np.float32) for linear in mixture.routers]
+    parts = [
+        linear_part(linear.name, weight, "float32")
+        for linear, weight in zip(mixture.routers, weights, strict=True)
+    ]
+    return _write_parts(writer, checkpoint, mixture.routers, tuple(parts), interleaved=False)
+
+
+def _write_mlp(writer: _Writer, checkpoint: Checkpoint, mlp: MlpPlan) -> StoredMlp:
+    return StoredMlp(
         gate_up=_write_linears(writer, checkpoint, (mlp.gate, mlp.up), interleaved=True),
         down=_write_linears(writer, checkpoint, (mlp.down,)),
     )

@@ -16,6 +16,7 @@ import torch
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.pipeline.quantize.factor import inverse_factor
 from gristmill.pipeline.quantize.grids import Grid, min_max_grid, quantized_tensor, searched_grid
+from gristmill.pipeline.quantize.refine import refine
 from gristmill.runtime.errors import InputError, ModelError
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 
@@ -32,6 +33,7 @@ class GptqSettings:
                    doubled until the Cholesky factorization succeeds, in float64 too
     act_order      visit columns by falling diagonal of the Hessian
     search_grid    choose each grid by the weighted error, not by min and max
+    refine         rounds in which codes and scales are improved afterwards
     block_columns  columns after which the update reaches the rest of the row;
                    changes the speed only
     """
@@ -39,11 +41,14 @@ class GptqSettings:
     damping: float = 0.01
     act_order: bool = True
     search_grid: bool = True
+    refine: int = 0
     block_columns: int = 32
 
     def __post_init__(self) -> None:
         if not 0 < self.damping <= 1:
             raise InputError("GPTQ damping", found=self.damping, expected="above 0 and at most 1")
+        if self.refine < 0:
+            raise InputError("GPTQ rounds of refinement", found=self.refine, expected="0 or more")
         if self.block_columns < 1:
             raise InputError("GPTQ block of columns", found=self.block_columns, expected="at least 1")
 
@@ -80,6 +85,8 @@ def quantize_gptq(
     importance = statistics.hessian.diagonal()
     grid = searched_grid(weight, scheme, importance) if settings.search_grid else min_max_grid(weight, scheme)
     codes = gptq_codes(weight, grid, factor, settings.block_columns)
+    if settings.refine:
+        codes, grid = refine(weight, codes, grid, statistics.hessian, factor.damping, settings.refine)
     return quantized_tensor(codes, grid, name)
 
 

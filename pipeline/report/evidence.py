@@ -146,7 +146,7 @@ def read_layer_errors(artifact: Artifact) -> LayerErrors | None:
 
 def read_widths(artifact: Artifact) -> WidthChoice | None:
     """How widths were chosen; None where the recipe decided. Raises ArtifactError, StorageError."""
-    return _read(artifact, _WIDTHS_FILE, partial(parse_canonical, _WIDTHS))
+    return _read(artifact, _WIDTHS_FILE, partial(_parse_growing, _WIDTHS))
 
 
 def read_data_mix(artifact: Artifact) -> DataMix | None:
@@ -167,7 +167,7 @@ def read_outliers(artifact: Artifact) -> tuple[LayerOutliers, ...]:
 
 def read_measured(artifact: Artifact, engine: str) -> Measured | None:
     """An engine's validation; None for an engine without. Raises ArtifactError, StorageError."""
-    return _read(artifact, f"validation-{engine}.json", _parse_measured)
+    return _read(artifact, f"validation-{engine}.json", partial(_parse_growing, _MEASURED))
 
 
 def _read(artifact: Artifact, name: str, parse: Callable[[bytes, Path], T]) -> T | None:
@@ -177,9 +177,10 @@ def _read(artifact: Artifact, name: str, parse: Callable[[bytes, Path], T]) -> T
     return parse(read_bounded(path, _MAX_BYTES), path)
 
 
-def _parse_measured(data: bytes, path: Path) -> Measured:
+def _parse_growing(adapter: TypeAdapter[T], data: bytes, path: Path) -> T:
+    """What older artifacts may lack, with the default of each missing field."""
     try:
-        return _MEASURED.validate_json(data)
+        return adapter.validate_json(data)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         raise ArtifactError(f"{path}: {fault['msg']}", found=".".join(map(str, fault["loc"]))) from error

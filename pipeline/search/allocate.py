@@ -17,9 +17,9 @@ __all__ = ["Option", "least_cost", "least_loss"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A unit at `bits`: what it costs, in any unit of storage, and what the model loses."""
+    """A unit at the width number `width`: what it costs, in any unit of storage, and what the model loses."""
 
-    bits: int
+    width: int
     cost: float
     loss: float
 

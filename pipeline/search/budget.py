@@ -8,7 +8,8 @@ from gristmill.pipeline.model import BuildModel, stored_bits
 from gristmill.pipeline.search.allocate import Option, least_cost, least_loss
 from gristmill.pipeline.search.size import fixed_bytes, unit_bytes
 from gristmill.pipeline.search.stage import Sensitivity
-from gristmill.pipeline.search.units import Unit, model_units, with_widths
+from gristmill.pipeline.search.units import Unit, Width, model_units, with_widths
+from gristmill.pipeline.search.widths import candidates
 from gristmill.recipes.search import SearchBudget, SearchSettings
 from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.formats.select import FormatName
@@ -17,19 +18,22 @@ from gristmill.runtime.units import human_bytes, parse_size
 
 __all__ = ["choose_widths", "require_possible"]
 
-Cost = Callable[[Unit, int], float]
+Cost = Callable[[Unit, Width], float]
 
 
 def choose_widths(
     model: BuildModel, sensitivity: Sensitivity, budget: SearchBudget, format: FormatName
-) -> tuple[int, ...]:
+) -> tuple[Width, ...]:
     """The width of each unit: least summed loss within the budget, or fewest bits within a `kl_mean`.
 
     Raises RecipeError, naming the nearest that can be met, for a loss that no choice keeps to.
     """
     cost = _cost(model, budget, format)
     units = [
-        [Option(bits, cost(unit, bits), loss) for bits, loss in zip(sensitivity.widths, losses, strict=True)]
+        [
+            Option(place, cost(unit, width), loss)
+            for place, (width, loss) in enumerate(zip(sensitivity.widths, losses, strict=True))
+        ]
         for unit, losses in zip(sensitivity.units, sensitivity.losses, strict=True)
     ]
     if budget.kl_mean is None:
@@ -39,7 +43,7 @@ def choose_widths(
         if least > budget.kl_mean:
             raise _unmet("kl_mean", f"{budget.kl_mean:g}", f"{least:.2g} nats or more")
         chosen = least_cost(units, budget.kl_mean)
-    return tuple(option.bits for option in chosen)
+    return tuple(sensitivity.widths[option.width] for option in chosen)
 
 
 def require_possible(model: BuildModel, search: SearchSettings, format: FormatName) -> None:
@@ -51,7 +55,8 @@ def require_possible(model: BuildModel, search: SearchSettings, format: FormatNa
     if budget.kl_mean is not None:
         return
     cost = _cost(model, budget, format)
-    least = sum(cost(unit, search.bits[0]) for unit in model_units(model.plan, model.schemes))
+    units, widths = model_units(model.plan, model.schemes), candidates(search)
+    least = sum(min(cost(unit, width) for width in widths) for unit in units)
     if least <= _limit(model, budget, format):
         return
     if budget.size is not None:
@@ -73,8 +78,8 @@ def _unmet(name: str, found: str, expected: str) -> RecipeError:
 def _cost(model: BuildModel, budget: SearchBudget, format: FormatName) -> Cost:
     """Bytes of the checkpoint for a size, else stored bits."""
     if budget.size is not None:
-        return lambda unit, bits: float(unit_bytes(unit, model.schemes, bits, format))
-    return lambda unit, bits: _bits(unit, model.schemes, bits)
+        return lambda unit, width: float(unit_bytes(unit, model.schemes, width, format))
+    return lambda unit, width: _bits(unit, model.schemes, width)
 
 
 def _limit(model: BuildModel, budget: SearchBudget, format: FormatName) -> float:
@@ -85,6 +90,6 @@ def _limit(model: BuildModel, budget: SearchBudget, format: FormatName) -> float
     return budget.bits_per_weight * stored_bits(model.plan.linears, model.schemes)[1]
 
 
-def _bits(unit: Unit, schemes: Mapping[str, QuantScheme | None], bits: int) -> float:
+def _bits(unit: Unit, schemes: Mapping[str, QuantScheme | None], width: Width) -> float:
     own = {linear.name: schemes[linear.name] for linear in unit.linears}
-    return stored_bits(unit.linears, with_widths(own, [unit], [bits]))[0]
+    return stored_bits(unit.linears, with_widths(own, [unit], [width]))[0]

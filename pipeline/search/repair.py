@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gristmill.pipeline.search.stage import Sensitivity
+from gristmill.pipeline.search.units import Width
 from gristmill.pipeline.validate.gates import GateResult
 
 __all__ = ["fewest", "first_guess", "promoted"]
@@ -13,21 +14,21 @@ _PROPORTIONAL = ("kl_mean", "kl_p99", "perplexity_increase")
 """Metrics that fall about as the units' summed loss does."""
 
 
-def promoted(sensitivity: Sensitivity, widths: Sequence[int]) -> list[tuple[int, ...]]:
+def promoted(sensitivity: Sensitivity, widths: Sequence[Width]) -> list[tuple[Width, ...]]:
     """The widths after no, one, two ... promotions, to the last that there is.
 
     Each promotion gives one unit its next width: the unit whose loss falls most.
     """
     steps = [tuple(widths)]
     while (unit := _worst(sensitivity, steps[-1])) is not None:
-        bits = steps[-1][unit]
-        wider = next(width for width in sensitivity.widths if width > bits)
+        wider = _next(sensitivity, steps[-1][unit])
+        assert wider is not None  # `_worst`
         steps.append((*steps[-1][:unit], wider, *steps[-1][unit + 1 :]))
     return steps
 
 
 def first_guess(
-    sensitivity: Sensitivity, steps: Sequence[Sequence[int]], results: Sequence[GateResult]
+    sensitivity: Sensitivity, steps: Sequence[Sequence[Width]], results: Sequence[GateResult]
 ) -> int:
     """After how many promotions, one at least, the summed loss falls as far as the failed gates ask."""
     needed = [
@@ -61,19 +62,24 @@ def fewest(most: int, guess: int, passes: Callable[[int], bool]) -> int | None:
     return high if high <= most else None
 
 
-def _worst(sensitivity: Sensitivity, widths: Sequence[int]) -> int | None:
+def _next(sensitivity: Sensitivity, width: Width) -> Width | None:
+    """The width with more bits that comes next; None behind the last."""
+    return next((wider for wider in sensitivity.widths if wider.bits > width.bits), None)
+
+
+def _worst(sensitivity: Sensitivity, widths: Sequence[Width]) -> int | None:
     """The unit whose next width spares most; None where no unit has one."""
     spared = {
-        unit: _loss(sensitivity, unit, bits) - _loss(sensitivity, unit, wider)
-        for unit, bits in enumerate(widths)
-        if (wider := next((width for width in sensitivity.widths if width > bits), None)) is not None
+        unit: _loss(sensitivity, unit, width) - _loss(sensitivity, unit, wider)
+        for unit, width in enumerate(widths)
+        if (wider := _next(sensitivity, width)) is not None
     }
     return max(spared, key=lambda unit: (spared[unit], -unit), default=None)
 
 
-def _summed(sensitivity: Sensitivity, widths: Sequence[int]) -> float:
-    return sum(_loss(sensitivity, unit, bits) for unit, bits in enumerate(widths))
+def _summed(sensitivity: Sensitivity, widths: Sequence[Width]) -> float:
+    return sum(_loss(sensitivity, unit, width) for unit, width in enumerate(widths))
 
 
-def _loss(sensitivity: Sensitivity, unit: int, bits: int) -> float:
-    return sensitivity.losses[unit][sensitivity.widths.index(bits)]
+def _loss(sensitivity: Sensitivity, unit: int, width: Width) -> float:
+    return sensitivity.losses[unit][sensitivity.widths.index(width)]

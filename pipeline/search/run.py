@@ -13,8 +13,8 @@ from gristmill.pipeline.quantize.settings import quantize_settings
 from gristmill.pipeline.search.budget import choose_widths
 from gristmill.pipeline.search.repair import fewest, first_guess, promoted
 from gristmill.pipeline.search.stage import Sensitivity, measure_sensitivity
-from gristmill.pipeline.search.units import Unit, model_units, with_widths
-from gristmill.pipeline.search.widths import WidthChoice, width_choice
+from gristmill.pipeline.search.units import Unit, Width, model_units, with_widths
+from gristmill.pipeline.search.widths import WidthChoice, candidates, width_choice
 from gristmill.recipes.rules import Bits
 
 __all__ = ["repair", "search"]
@@ -24,7 +24,7 @@ def search(maker: Maker, model: BuildModel) -> tuple[BuildModel, WidthChoice]:
     """`model` at the widths that the recipe's search chooses. Raises RecipeError for an unmet budget."""
     settings = maker.recipe.quantize.search
     assert settings is not None
-    sensitivity = _measure(maker, model, settings.bits)
+    sensitivity = _measure(maker, model, candidates(settings))
     widths = choose_widths(model, sensitivity, settings.budget, maker.recipe.checkpoint)
     choice = width_choice(sensitivity, widths, widths)
     maker.progress.note(f"search: {choice.counts}")
@@ -39,8 +39,9 @@ def repair(maker: Maker, made: Made) -> tuple[Made, WidthChoice]:
     """
     current = _widths(made.model)
     search = maker.recipe.quantize.search
-    candidates = get_args(Bits) if search is None else search.bits
-    sensitivity = _measure(maker, made.model, [bits for bits in candidates if bits >= min(current)])
+    all_bits = get_args(Bits) if search is None else search.bits
+    least = min(width.bits for width in current)
+    sensitivity = _measure(maker, made.model, [Width(bits) for bits in all_bits if bits >= least])
     steps = promoted(sensitivity, current)
     attempts: dict[int, Made] = {0: made}
 
@@ -59,7 +60,7 @@ def repair(maker: Maker, made: Made) -> tuple[Made, WidthChoice]:
     return attempts[chosen], choice
 
 
-def _measure(maker: Maker, model: BuildModel, widths: Sequence[int]) -> Sensitivity:
+def _measure(maker: Maker, model: BuildModel, widths: Sequence[Width]) -> Sensitivity:
     assert maker.samples is not None  # the recipe's rules
     settings = quantize_settings(maker.recipe, model.schemes)
     return measure_sensitivity(
@@ -75,18 +76,18 @@ def _measure(maker: Maker, model: BuildModel, widths: Sequence[int]) -> Sensitiv
 
 
 def _at(
-    model: BuildModel, units: Sequence[Unit], current: Sequence[int], widths: Sequence[int]
+    model: BuildModel, units: Sequence[Unit], current: Sequence[Width], widths: Sequence[Width]
 ) -> BuildModel:
     """`model`, whose units have the widths `current`, with those promoted that differ."""
-    changed = [index for index, bits in enumerate(widths) if bits != current[index]]
+    changed = [index for index, width in enumerate(widths) if width != current[index]]
     schemes = with_widths(model.schemes, [units[i] for i in changed], [widths[i] for i in changed])
     return replace(model, schemes=schemes)
 
 
-def _widths(model: BuildModel) -> tuple[int, ...]:
-    """What each unit has: its widest linear, where overrides part them."""
+def _widths(model: BuildModel) -> tuple[Width, ...]:
+    """What each unit has: its widest linear's bits, where overrides part them; group sizes stay."""
     units = model_units(model.plan, model.schemes)
-    return tuple(max(_bits(model, linear.name) for linear in unit.linears) for unit in units)
+    return tuple(Width(max(_bits(model, linear.name) for linear in unit.linears)) for unit in units)
 
 
 def _bits(model: BuildModel, name: str) -> int:

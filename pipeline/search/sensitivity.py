@@ -1,8 +1,8 @@
 """How much the model loses when one unit alone is quantized, for each width that it may get.
 
-Each unit is measured once, at the narrowest width, as the block's output really
-changes. The other widths follow from the error of the unit's own output, which
-the input's second moments give without running the block.
+Each unit is measured at the middle bits, once with each group size, as the
+block's output really changes. Other bits follow from the error of the unit's own
+output, which the input's second moments give without running the block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gristmill.pipeline.quantize.block import QuantizeSettings, quantize_block, 
 from gristmill.pipeline.quantize.grids import dequantized
 from gristmill.pipeline.quantize.rtn import quantize_rtn
 from gristmill.pipeline.search.gradients import BlockGradients
-from gristmill.pipeline.search.units import Unit, with_widths
+from gristmill.pipeline.search.units import Unit, Width, with_widths
 from gristmill.recipes.quantize import Method
 from gristmill.runtime.executors.reference.linears import Weights
 from gristmill.runtime.model_plan import LayerPlan
@@ -62,31 +62,48 @@ def layer_losses(
     weights: Weights,
     inputs: GroupInputs,
     settings: QuantizeSettings,
-    widths: Sequence[int],
+    widths: Sequence[Width],
     gradients: BlockGradients,
 ) -> list[tuple[float, ...]]:
-    """The loss of each of a layer's `units` at each of `widths`, rising, in nats a token.
+    """The loss of each of a layer's `units` at each of `widths`, whose bits rise, in nats a token.
 
     `inputs` holds the statistics of the layer's input groups, `weights` the
     original's block in float32. Units are rounded by GPTQ, or to nearest for
-    methods without data; errors at other widths are those of rounding to
+    methods without data; how errors change with the bits is that of rounding to
     nearest. Raises ModelError, naming the linear, for what isn't finite.
     """
     known = _Original(layer, inputs)
+    bits = _middle(widths)
     losses = []
     for unit in units:
-        narrow = quantize_block(layer, weights, known, _alone(unit, widths[0], settings))
-        loss = gradients.loss(layer, served_weights(weights, narrow))
-        errors = [_rounding_error(unit, weights, known.by_linear, settings, bits) for bits in widths]
-        losses.append(tuple(loss * error / errors[0] if errors[0] > 0 else 0.0 for error in errors))
+        measured: dict[int | None, float] = {}
+        for width in (width for width in widths if width.bits == bits):
+            rounded = quantize_block(layer, weights, known, _alone(unit, width, settings))
+            measured[width.group_size] = gradients.loss(layer, served_weights(weights, rounded))
+        errors = {width: _rounding_error(unit, weights, known.by_linear, settings, width) for width in widths}
+        losses.append(tuple(_scaled(measured, errors, bits, width) for width in widths))
     return losses
 
 
-def _alone(unit: Unit, bits: int, settings: QuantizeSettings) -> QuantizeSettings:
+def _middle(widths: Sequence[Width]) -> int:
+    """The bits that are measured: the fewest change a block too much for an estimate to second order."""
+    bits = sorted({width.bits for width in widths})
+    return bits[(len(bits) - 1) // 2]
+
+
+def _scaled(
+    measured: Mapping[int | None, float], errors: Mapping[Width, float], bits: int, width: Width
+) -> float:
+    """The loss `measured` at `bits` with the group size of `width`, as much larger or less as the error."""
+    error = errors[replace(width, bits=bits)]
+    return measured[width.group_size] * errors[width] / error if error > 0 else 0.0
+
+
+def _alone(unit: Unit, width: Width, settings: QuantizeSettings) -> QuantizeSettings:
     """Settings that quantize `unit` alone."""
     schemes = {linear.name: settings.schemes[linear.name] for linear in unit.linears}
     method: Method = "rtn" if settings.method in _DATA_FREE else "gptq"
-    return replace(settings, method=method, schemes=with_widths(schemes, [unit], [bits]))
+    return replace(settings, method=method, schemes=with_widths(schemes, [unit], [width]))
 
 
 def _rounding_error(
@@ -94,7 +111,7 @@ def _rounding_error(
     weights: Weights,
     inputs: Mapping[str, InputStatistics],
     settings: QuantizeSettings,
-    bits: int,
+    width: Width,
 ) -> float:
     """The output error of rounding the unit's linears to nearest.
 
@@ -105,7 +122,7 @@ def _rounding_error(
         scheme = settings.schemes[linear.name]
         assert scheme is not None  # a unit's linears are quantized
         weight = weights[linear.weight].float()
-        rounded = quantize_rtn(weight, None, replace(scheme, bits=bits), name=linear.name)
+        rounded = quantize_rtn(weight, None, width.of(scheme), name=linear.name)
         lost = dequantized(rounded, torch.float32).sub_(weight).square_()
         error += float((lost @ inputs[linear.name].hessian.diagonal()).sum())
     return error

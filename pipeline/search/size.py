@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 
 from gristmill.pipeline.model import BuildModel
-from gristmill.pipeline.search.units import Unit
+from gristmill.pipeline.search.units import Unit, Width
 from gristmill.runtime.formats.select import FORMATS, FormatName
 from gristmill.runtime.model_plan import LinearPlan
 from gristmill.runtime.safetensors_files import MODEL_DTYPES
@@ -25,13 +24,15 @@ _CONFIG_NAME_BYTES = 16
 """Indentation, quotes and comma around a name in `config.json`."""
 
 
-def unit_bytes(unit: Unit, schemes: Mapping[str, QuantScheme | None], bits: int, format: FormatName) -> int:
+def unit_bytes(
+    unit: Unit, schemes: Mapping[str, QuantScheme | None], width: Width, format: FormatName
+) -> int:
     """Bytes of a unit's tensors at a width."""
     total = 0
     for linear in unit.linears:
         scheme = schemes[linear.name]
         assert scheme is not None  # a unit's linears are quantized
-        total += linear_bytes(linear, replace(scheme, bits=bits), format)
+        total += linear_bytes(linear, width.of(scheme), format)
     return total
 
 

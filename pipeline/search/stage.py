@@ -21,7 +21,7 @@ from gristmill.pipeline.quantize.block import QuantizeSettings
 from gristmill.pipeline.quantize.run import QUANTIZE_CODE, walk_compute
 from gristmill.pipeline.search.gradients import BlockGradients
 from gristmill.pipeline.search.sensitivity import layer_losses
-from gristmill.pipeline.search.units import Unit, model_units
+from gristmill.pipeline.search.units import Unit, Width, model_units
 from gristmill.pipeline.stages import StageCache, code_version, stage_key
 from gristmill.runtime.errors import ArtifactError, PromptError
 from gristmill.runtime.files import write_atomic
@@ -56,9 +56,9 @@ _LAYER = TypeAdapter(_Layer)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sensitivity:
-    """The losses of `units`, each at each of `widths`, rising: `losses[unit][width]`."""
+    """The losses of `units`, each at each of `widths`, whose bits rise: `losses[unit][width]`."""
 
-    widths: tuple[int, ...]
+    widths: tuple[Width, ...]
     units: tuple[Unit, ...]
     losses: tuple[tuple[float, ...], ...]
 
@@ -68,7 +68,7 @@ def measure_sensitivity(
     digest: str,
     samples: TokenSamples,
     settings: QuantizeSettings,
-    widths: Sequence[int],
+    widths: Sequence[Width],
     contract: Determinism,
     stages: StageCache,
     progress: Progress,
@@ -80,15 +80,14 @@ def measure_sensitivity(
     """
     units = model_units(model.plan, settings.schemes)
     schemes = {
-        name: None if scheme is None else replace(scheme, bits=widths[0])
-        for name, scheme in settings.schemes.items()
+        name: None if scheme is None else widths[0].of(scheme) for name, scheme in settings.schemes.items()
     }
     settings = replace(settings, schemes=schemes)
     inputs = {
         "model": digest,
         "samples": samples.digest,
         "settings": asdict(settings),
-        "widths": list(widths),
+        "widths": [asdict(width) for width in widths],
         "contract": asdict(contract),
     }
     key = stage_key("search", inputs, code_version(_CODE))
@@ -129,7 +128,7 @@ def _measure(
     samples: TokenSamples,
     settings: QuantizeSettings,
     units: Sequence[Unit],
-    widths: Sequence[int],
+    widths: Sequence[Width],
     folder: Path,
     progress: Progress,
 ) -> None:
@@ -175,7 +174,7 @@ def _read(path: Path) -> tuple[UnitLosses, ...]:
     return parse_canonical(_LAYER, read_bounded(path, _MAX_BYTES), path).units
 
 
-def _collect(folder: Path, units: tuple[Unit, ...], widths: Sequence[int]) -> Sensitivity:
+def _collect(folder: Path, units: tuple[Unit, ...], widths: Sequence[Width]) -> Sensitivity:
     layers = sorted({unit.layer for unit in units})
     rows = [row.losses for layer in layers for row in _read(_layer_path(folder, layer))]
     return Sensitivity(tuple(widths), units, tuple(rows))

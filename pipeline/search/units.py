@@ -1,4 +1,4 @@
-"""The units of a search: linears that must keep one width, because engines store them as one weight."""
+"""The units of a search: linears that must be stored alike, because engines hold them as one weight."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from dataclasses import dataclass, replace
 from gristmill.runtime.model_plan import LayerPlan, LinearPlan, ModelPlan, MoePlan
 from gristmill.runtime.scheme import QuantScheme
 
-__all__ = ["Unit", "Widths", "model_units", "with_widths"]
+__all__ = ["Unit", "Width", "model_units", "with_widths"]
 
-Widths = Sequence[int]
-"""The bits of each unit, in the order of `model_units`."""
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """Bits of a code, and how many input columns share a scale; None leaves the linears' own group size."""
+
+    bits: int
+    group_size: int | None = None
+
+    def of(self, scheme: QuantScheme) -> QuantScheme:
+        """`scheme` at this width."""
+        return replace(scheme, bits=self.bits, group_size=self.group_size or scheme.group_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +42,15 @@ def model_units(plan: ModelPlan, schemes: Mapping[str, QuantScheme | None]) -> t
 
 
 def with_widths(
-    schemes: Mapping[str, QuantScheme | None], units: Sequence[Unit], widths: Widths
+    schemes: Mapping[str, QuantScheme | None], units: Sequence[Unit], widths: Sequence[Width]
 ) -> dict[str, QuantScheme | None]:
     """`schemes` with each unit's linears at its width; all else stays as it is."""
     changed = dict(schemes)
-    for unit, bits in zip(units, widths, strict=True):
+    for unit, width in zip(units, widths, strict=True):
         for linear in unit.linears:
             scheme = schemes[linear.name]
             assert scheme is not None  # `model_units`
-            changed[linear.name] = replace(scheme, bits=bits)
+            changed[linear.name] = width.of(scheme)
     return changed
 
 

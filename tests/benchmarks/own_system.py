@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gristmill.runtime.engine_folder import EngineFolder
 from gristmill.runtime.executors.base import ExecutorInfo, KVCacheConfig, SequenceStep
 from gristmill.runtime.executors.load import open_engine
-from gristmill.runtime.executors.native.engine_file import EngineFile, StoredLayer, read_engine_file
+from gristmill.runtime.executors.native.engine_file import EngineFile, StoredBlock, read_engine_file
 from gristmill.runtime.executors.native.executor import NativeExecutor
 from gristmill.runtime.memory import kv_bytes_per_token
 from gristmill.runtime.model_plan import ModelPlan
@@ -144,7 +144,7 @@ def _read_in_a_step(engine: EngineFile) -> int:
     return sum(map(_layer_bytes, engine.layers)) + engine.final_norm.bytes + engine.head.bytes
 
 
-def _layer_bytes(layer: StoredLayer) -> int:
+def _layer_bytes(layer: StoredBlock) -> int:
     norms = (layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
-    weights = (layer.qkv, layer.o, layer.gate_up, layer.down)
-    return sum(norm.bytes for norm in norms if norm is not None) + sum(weight.bytes for weight in weights)
+    weights = sum(weight.bytes for weight in layer.weights.values())
+    return sum(norm.bytes for norm in norms if norm is not None) + weights

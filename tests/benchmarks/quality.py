@@ -8,7 +8,8 @@ transformers. Prints one table and writes build/bench/quality.json.
     --quick      two rows on fewer tokens, within a minute; no independent measure
     --off-grid   the same model with noise of half a step of the 4-bit grid that
                  its weights came from; the peers' numbers are not of this model
-    --only NAME  rows whose name contains NAME; those of the cache of keys and values begin with KV
+    --only NAME  rows whose name contains NAME; those of the cache of keys and values begin with KV,
+                 that of calibration by domain with SQL
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from gristmill.runtime.sources.base import ModelSource, Tensor
 from tests.benchmarks.curve import Point, gain_lines, mixed_lines
 from tests.benchmarks.demo_model import BUILD, MODEL, write_original
 from tests.benchmarks.independent import TOOLS, evaluate, make_reference_logits, run_script
+from tests.benchmarks.quality_domain import DOMAIN, measure_domain
 from tests.benchmarks.quality_kv import CACHES, measure_caches
 from tests.benchmarks.quality_rows import QUICK_ROWS, ROWS, Peer, Row
 from tests.benchmarks.table import result_row, table_line, write_rows
@@ -99,6 +101,8 @@ def main() -> None:
     if caches:
         data = [tokens.wiki, tokens.chat]
         write_rows(BUILD / "quality_kv.json", measure_caches(caches, reference, tokens.calibration, data))
+    if options.only in DOMAIN and not options.quick:
+        write_rows(BUILD / "quality_domain.json", measure_domain(reference))
     if not rows:
         return
     if not options.quick:

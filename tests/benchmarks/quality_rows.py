@@ -24,7 +24,7 @@ class Row:
     """One setting, with the largest ratios to the peer's KL on wikitext and time that are accepted.
 
     `bits` is a width for all weights, or, with a fraction, a budget of bits a weight for a search.
-    `more` are further keys of the recipe's quantize block.
+    `more` are further keys of the recipe's quantize block. `group_sizes` are what a search chooses from.
     """
 
     name: str
@@ -36,14 +36,17 @@ class Row:
     scheme: str | None = None
     bits: float = 4
     more: str = ""
+    group_sizes: tuple[int, ...] = ()
 
     @property
     def quantize(self) -> str:
         """The recipe's quantize block; weights only in groups of 64 unless a scheme is named."""
         if self.bits != 4:
             rest = f"symmetric: {str(self.symmetric).lower()}, group_size: 64, method: {self.method}"
-            search = "" if self.bits % 1 == 0 else f", search: {{budget: {{bits_per_weight: {self.bits}}}}}"
-            return f"bits: {int(self.bits)}, {rest}{search}"
+            if self.bits % 1 == 0:
+                return f"bits: {int(self.bits)}, {rest}{self.more}"
+            search = f"budget: {{bits_per_weight: {self.bits}}}, group_size: {list(self.group_sizes)}"
+            return f"bits: {int(self.bits)}, {rest}, search: {{{search}}}{self.more}"
         if self.scheme is not None:
             return f"scheme: {self.scheme}, method: {self.method}{self.more}"
         scheme = f"W4A16{'' if self.symmetric else '_ASYM'}"
@@ -55,12 +58,17 @@ class Row:
 SMOOTHQUANT = Peer("llmcompressor 0.14.0.1", 0.0183, 0.0277, 20.56, 0.919, 63)
 FLOAT8 = Peer("float8 by hand", 0.0249, 0.0333, 20.64, 0.907, 1)
 
+AUTOROUND_SYM = Peer("auto-round 0.16.1", 0.117, 0.073, 22.79, 0.838, 818)
 PLAIN_ASYM = Peer("plain rounding", 0.282, 0.365, 24.90, 0.709, 0.14)
 OURS_GPTQ = Peer("GPTQ asym alone", 0.093, 0.069, 22.04, 0.850, 55)
 """Our own row of the same name without rotation or scaling."""
 
+REFINED = ", rotate: hadamard, gptq: {refine: 1}"
+
 ROWS = (
     Row("GPTQ sym", "gptq", True, Peer("gptqmodel 7.6.0", 0.232, 0.249, 25.15, 0.749, 125)),
+    Row("GPTQ sym rotated", "gptq", True, AUTOROUND_SYM, 0.105 / 0.117, 1.0, more=", rotate: hadamard"),
+    Row("GPTQ sym rotated, refined", "gptq", True, AUTOROUND_SYM, 0.105 / 0.117, 1.0, more=REFINED),
     Row("GPTQ asym", "gptq", False, Peer("llmcompressor 0.14.0.1", 0.159, 0.185, 24.32, 0.788, 119)),
     Row("GPTQ asym rotated", "gptq", False, OURS_GPTQ, None, None, more=", rotate: hadamard"),
     Row("GPTQ asym scaled", "gptq", False, OURS_GPTQ, None, None, more=", scale: awq"),
@@ -70,7 +78,7 @@ ROWS = (
         "SignRound sym",
         "signround",
         True,
-        Peer("auto-round 0.16.1", 0.117, 0.073, 22.79, 0.838, 818),
+        AUTOROUND_SYM,
         kl_limit=0.105 / 0.117,
         time_limit=1.0,
     ),
@@ -99,8 +107,10 @@ ROWS = (
     Row("RTN asym", "rtn", False, PLAIN_ASYM, None, None),
     Row("3 bits: RTN asym", "rtn", False, None, bits=3),
     Row("3 bits: GPTQ asym", "gptq", False, None, bits=3),
+    Row("3 bits: GPTQ asym rotated, refined", "gptq", False, None, bits=3, more=REFINED),
     Row("3 bits: SignRound asym", "signround", False, None, bits=3),
     Row("Mixed 4.5 bits", "gptq", False, None, bits=4.5),
+    Row("Mixed 4.5 bits and groups", "gptq", False, None, bits=4.5, group_sizes=(64, 96, 192)),
     Row("Mixed: uniform 4 bits", "gptq", False, None),
     Row("Mixed: uniform 5 bits", "gptq", False, None, bits=5),
     Row("Mixed: uniform 6 bits", "gptq", False, None, bits=6),

@@ -16,17 +16,17 @@ from gristmill.runtime.executors.native.engine_file import (
     PLAN_FILE,
     WEIGHTS_FILE,
     EngineFile,
-    StoredLayer,
     StoredTensor,
     StoredWeight,
     header_bytes,
     plan_bytes,
     read_engine_file,
 )
-from gristmill.runtime.executors.native.plan_check import dense_mlp
+from gristmill.runtime.executors.native.stored import StoredLayer
 from gristmill.runtime.files import sha256_file, write_atomic
 from gristmill.runtime.kernels.layout import TILE_ROWS, WeightForm, padded_columns, padded_rows
 from gristmill.runtime.model_plan import LinearPlan, ModelPlan
+from tests.tiny_checkpoints import dense_mlp
 
 __all__ = ["SHAPES", "random_engine"]
 
@@ -145,7 +145,7 @@ def _fill(file: BinaryIO, engine: EngineFile) -> None:
     for layer in engine.layers:
         for norm in (layer.input_norm, layer.mlp_norm):
             put(norm.offset, np.ones(norm.shape, np.float32))
-        for weight in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        for weight in layer.weights.values():
             put_weight(weight)
     put(engine.final_norm.offset, np.ones(engine.final_norm.shape, np.float32))
     put_weight(engine.head)

@@ -19,7 +19,6 @@ from gristmill.pipeline.run import build
 from gristmill.recipes import load_recipe
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint
-from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.executors.base import KVCacheConfig, SequenceStep
 from gristmill.runtime.executors.reference.executor import ReferenceExecutor
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
@@ -165,12 +164,17 @@ def test_transformers_reads_symmetric_experts_as_they_are_packed(tmp_path: Path,
     assert np.linalg.norm(lost) < 3e-3 * np.linalg.norm(wanted), "it rounds unpacked experts to bfloat16"
 
 
-def test_a_native_engine_is_refused_before_a_weight_is_read(
+def test_a_native_engine_proves_itself_and_is_validated(
     tmp_path: Path, mixture: Path, write_recipe: Any
 ) -> None:
     recipe = write_recipe(tmp_path / "recipe", model=str(mixture), compile=["native-x86"])
-    with pytest.raises(UnsupportedError, match="native engine: layer 1; found a mixture of 4 experts"):
-        build(load_recipe(str(recipe)), Store(tmp_path / "store"))
+    manifest = build(load_recipe(str(recipe)), Store(tmp_path / "store")).manifest
+    native = next(engine for engine in manifest.engines if engine.target == "native-x86")
+    assert native.kernels["router"].startswith("float32 x float32")
+    assert native.kernels["experts_down"].startswith("int4")
+    assert native.golden is not None
+    assert native.golden.kl_max < 0.1
+    assert manifest.validation["native-x86"].kl.mean < 0.5
 
 
 def test_a_search_gives_all_experts_of_a_layer_one_width(

@@ -46,6 +46,14 @@ def test_the_storage_type_of_scales_is_the_caller_s() -> None:
     assert {scheme.scale_dtype for scheme in schemes.values() if scheme} == {"float16"}
 
 
+def test_a_group_size_of_a_search_must_divide_as_the_recipe_s_own() -> None:
+    search = {"budget": {"bits_per_weight": 4.5}, "group_size": (64, 128)}
+    assert "group size 128 does not divide the 576 inputs" in str(refusal(settings(search=search)))
+    search["group_size"] = (64, 96)
+    schemes = assign_schemes(SHAPES, settings(search=search))
+    assert {scheme.group_size for scheme in schemes.values() if scheme} == {64}
+
+
 def test_skipped_layers_get_none() -> None:
     schemes = assign_schemes(SHAPES, settings(skip=("lm_head", "model.layers.0.*")))
     skipped = [name for name, scheme in schemes.items() if scheme is None]

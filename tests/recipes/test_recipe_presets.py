@@ -34,7 +34,8 @@ def test_a_shipped_recipe_that_quantizes_inputs_does_what_it_is_called(name: str
 def test_a_shipped_recipe_does_what_it_is_called(name: str) -> None:
     quantize = load_recipe(name, [MODEL]).quantize
     group = 64 if name.endswith("-g64") else 128
-    assert name.removesuffix("-g64") == f"w{quantize.bits}a16-{quantize.method}"
+    rotated = "" if quantize.rotate is None else "-rotated"
+    assert name.removesuffix("-g64") == f"w{quantize.bits}a16-{quantize.method}{rotated}"
     assert quantize.group_size == group
 
 

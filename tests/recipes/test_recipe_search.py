@@ -33,7 +33,8 @@ def test_every_packed_width_is_a_width_of_recipes(load: Callable[..., Recipe], b
 def test_a_search_reads_back_from_the_resolved_recipe(
     load: Callable[..., Recipe], write_recipe: WriteRecipe
 ) -> None:
-    recipe = load("quantize.search.budget.size=110MB", "quantize.search.bits=[3, 4, 8]")
+    changes = ("quantize.search.bits=[3, 4, 8]", "quantize.search.group_size=[64, -1]")
+    recipe = load("quantize.search.budget.size=110MB", *changes)
     again = load_recipe(write_recipe(resolved_yaml(recipe).decode()))
     assert again.quantize.search == recipe.quantize.search
 
@@ -48,6 +49,18 @@ def test_a_search_reads_back_from_the_resolved_recipe(
         (
             [BITS, "quantize.search.bits=[4, 7]"],
             r"search.bits.1; found number 7; expected 2, 3, 4, 5, 6 or 8",
+        ),
+        (
+            [BITS, "quantize.search.group_size=[64, 64]"],
+            "group_size; found .64, 64.; expected each group size",
+        ),
+        (
+            [BITS, "quantize.search.group_size=[0]"],
+            "group_size.0; found number 0; expected a positive number",
+        ),
+        (
+            [BITS, "quantize.search.group_size=[64]", "quantize.overrides=[{match: '*.o', group_size: 32}]"],
+            "search; found both; expected no group_size",
         ),
         ([BITS, "calibration=null"], "found a search without; expected a calibration block"),
         ([BITS, "quantize.overrides=[{match: '*.q_proj', bits: 8}]"], "search; found both; expected no bits"),

@@ -18,7 +18,7 @@ from typing import Any
 
 from gristmill.runtime.errors import ArtifactError, InputError, IntegrityError
 from gristmill.runtime.executors.native.plan_check import check_plan
-from gristmill.runtime.executors.native.stored import EngineFile, StoredLayer, StoredTensor, StoredWeight
+from gristmill.runtime.executors.native.stored import EngineFile, StoredBlock, StoredTensor, StoredWeight
 from gristmill.runtime.executors.native.stored_check import HEADER_BYTES, check_stored
 from gristmill.runtime.files import canonical_json, sha256_file
 from gristmill.runtime.kernels.layout import LAYOUT_VERSION
@@ -31,7 +31,7 @@ __all__ = [
     "PLAN_FILE",
     "WEIGHTS_FILE",
     "EngineFile",
-    "StoredLayer",
+    "StoredBlock",
     "StoredTensor",
     "StoredWeight",
     "header_bytes",
@@ -64,7 +64,7 @@ class _PlanFile:
     layout_version: int
     model: ModelPlan
     weights: _WeightsFile
-    layers: tuple[StoredLayer, ...]
+    layers: tuple[StoredBlock, ...]
     embedding: StoredTensor
     final_norm: StoredTensor
     head: StoredWeight

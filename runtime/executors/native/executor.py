@@ -219,13 +219,19 @@ def _kernel_names(
     engine: EngineFile, options: ExecutorOptions, instruction_set: str, kv_scales: KVScales
 ) -> dict[str, str]:
     """The kernel of each layer kind; kinds that differ between layers are listed."""
-    kinds = {
-        name: sorted({_kernel_name(getattr(layer, name), options) for layer in engine.layers})
-        for name in ("qkv", "o", "gate_up", "down")
-    }
-    kinds["head"] = [_kernel_name(engine.head, options)]
-    kinds["attention"] = [with_scales("paged", kv_scales)]
-    return {name: f"{' and '.join(names)} ({instruction_set})" for name, names in kinds.items()}
+    kinds: dict[str, set[str]] = {}
+    for layer in engine.layers:
+        for place, weight in layer.weights.items():
+            kinds.setdefault(_layer_kind(place), set()).add(_kernel_name(weight, options))
+    kinds["head"] = {_kernel_name(engine.head, options)}
+    kinds["attention"] = {with_scales("paged", kv_scales)}
+    return {name: f"{' and '.join(sorted(names))} ({instruction_set})" for name, names in kinds.items()}
+
+
+def _layer_kind(place: str) -> str:
+    """`gate_up` of a block stays that, of any of its experts it is `experts_gate_up`."""
+    *_, name = place.split(".")
+    return name if name == place or name == "router" else f"experts_{name}"
 
 
 def _kernel_name(weight: StoredWeight, options: ExecutorOptions) -> str:

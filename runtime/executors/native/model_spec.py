@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from gristmill.runtime.executors.native.plan_check import dense_mlp
-from gristmill.runtime.executors.native.stored import EngineFile, StoredLayer, StoredTensor, StoredWeight
+from gristmill.runtime.executors.native.stored import (
+    EngineFile,
+    StoredBlock,
+    StoredLayer,
+    StoredMixture,
+    StoredMlp,
+    StoredTensor,
+    StoredWeight,
+)
 from gristmill.runtime.kv_scales import LayerKVScales
-from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, NormPlan, RopePlan
+from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, MlpPlan, MoePlan, NormPlan, RopePlan
 
 __all__ = ["model_spec"]
 
@@ -33,18 +40,44 @@ def model_spec(engine: EngineFile) -> dict[str, Any]:
     }
 
 
-def _layer(plan: LayerPlan, stored: StoredLayer, ropes: tuple[RopePlan, ...]) -> dict[str, Any]:
-    mlp = dense_mlp(plan)
+def _layer(plan: LayerPlan, stored: StoredBlock, ropes: tuple[RopePlan, ...]) -> dict[str, Any]:
     return {
         "input_norm": _norm(plan.input_norm, stored.input_norm),
         "mlp_norm": _norm(plan.mlp_norm, stored.mlp_norm),
         "attention": _attention(plan.attention, stored, ropes),
         "qkv": _weight(stored.qkv),
         "o": _weight(stored.o),
+        **_second_half(plan.mlp, stored),
+    }
+
+
+def _second_half(plan: MlpPlan | MoePlan, stored: StoredBlock) -> dict[str, Any]:
+    """The MLP's entries, or those of a mixture in a dictionary of their own."""
+    if isinstance(stored, StoredLayer):
+        assert isinstance(plan, MlpPlan), "the engine file was checked"
+        return {**_mlp(plan, stored), "mixture": None}
+    assert isinstance(plan, MoePlan), "the engine file was checked"
+    return {"mixture": _mixture(plan, stored.mixture)}
+
+
+def _mixture(plan: MoePlan, stored: StoredMixture) -> dict[str, Any]:
+    mlps = stored.experts if stored.shared is None else (*stored.experts, stored.shared)
+    return {
+        "router": _weight(stored.router),
+        "experts": [_mlp(mlp, each) for mlp, each in zip(plan.mlps, mlps, strict=True)],
+        "top_k": plan.top_k,
+        "normalize_top_k": plan.normalize_top_k,
+        "shared": plan.shared is not None,
+        "shared_gate": plan.shared_gate is not None,
+    }
+
+
+def _mlp(plan: MlpPlan, stored: StoredLayer | StoredMlp) -> dict[str, Any]:
+    return {
         "gate_up": _weight(stored.gate_up),
         "down": _weight(stored.down),
-        "activation": mlp.activation,
-        "intermediate_size": mlp.down.in_features,
+        "activation": plan.activation,
+        "intermediate_size": plan.down.in_features,
     }
 
 
@@ -55,7 +88,7 @@ def _kv_scales(engine: EngineFile, plan: LayerPlan) -> dict[str, Any]:
     return {"key_scales": list(keys), "value_scales": list(values)}
 
 
-def _attention(plan: AttentionPlan, stored: StoredLayer, ropes: tuple[RopePlan, ...]) -> dict[str, Any]:
+def _attention(plan: AttentionPlan, stored: StoredBlock, ropes: tuple[RopePlan, ...]) -> dict[str, Any]:
     return {
         "num_heads": plan.num_heads,
         "num_kv_heads": plan.num_kv_heads,

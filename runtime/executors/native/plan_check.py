@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gristmill.runtime.errors import InputError, UnsupportedError
+from gristmill.runtime.errors import InputError
 from gristmill.runtime.model_plan import (
     AttentionPlan,
     LayerPlan,
@@ -15,35 +15,20 @@ from gristmill.runtime.model_plan import (
     NormPlan,
 )
 
-__all__ = ["check_plan", "dense_mlp"]
+__all__ = ["check_plan"]
 
 _MOST = 2**31 - 1  # the kernels count in 32 bits
 _Claim = tuple[str, object, object]  # a field, what it is, what it must be
 
 
 def check_plan(plan: ModelPlan) -> None:
-    """Raise InputError for a plan whose parts do not fit together, naming the field.
-
-    Raises UnsupportedError for a mixture of experts.
-    """
+    """Raise InputError for a plan whose parts do not fit together, naming the field."""
     _require(_model_claims(plan))
     for index, layer in enumerate(plan.layers):
         where = f"layers[{index}]"
         _require([(f"{where}.index", layer.index, index)])
         _positive(_layer_sizes(where, layer))
         _require(_layer_claims(where, layer, plan.hidden_size))
-
-
-def dense_mlp(layer: LayerPlan) -> MlpPlan:
-    """The layer's MLP. Raises UnsupportedError for a mixture of experts, which the engine does not have."""
-    if isinstance(layer.mlp, MoePlan):
-        raise UnsupportedError(
-            f"native engine: layer {layer.index}",
-            found=f"a mixture of {len(layer.mlp.experts)} experts",
-            expected="one MLP",
-            hint="serve it with the reference engine",
-        )
-    return layer.mlp
 
 
 def _require(claims: list[_Claim]) -> None:
@@ -75,20 +60,48 @@ def _layer_sizes(where: str, layer: LayerPlan) -> Iterator[tuple[str, int | None
         yield f"{where}.attention.{name}", getattr(attention, name)
     if attention.rope is not None:
         yield f"{where}.attention.rope.rotary_dim", attention.rope.rotary_dim
-    yield f"{where}.mlp.gate.out_features", dense_mlp(layer).gate.out_features
+    for name, mlp in _mlps(f"{where}.mlp", layer.mlp):
+        yield f"{name}.gate.out_features", mlp.gate.out_features
 
 
 def _layer_claims(where: str, layer: LayerPlan, hidden: int) -> list[_Claim]:
-    mlp = dense_mlp(layer)
-    channels = mlp.gate.out_features
-    return [
+    claims = [
         _norm(f"{where}.input_norm", layer.input_norm, hidden),
         _norm(f"{where}.mlp_norm", layer.mlp_norm, hidden),
         *_attention_claims(f"{where}.attention", layer.attention, hidden),
-        *_linear(f"{where}.mlp.gate", mlp.gate, hidden, channels),
-        *_linear(f"{where}.mlp.up", mlp.up, hidden, channels),
-        *_linear(f"{where}.mlp.down", mlp.down, channels, hidden),
     ]
+    for name, mlp in _mlps(f"{where}.mlp", layer.mlp):
+        channels = mlp.gate.out_features
+        claims += _linear(f"{name}.gate", mlp.gate, hidden, channels)
+        claims += _linear(f"{name}.up", mlp.up, hidden, channels)
+        claims += _linear(f"{name}.down", mlp.down, channels, hidden)
+    if isinstance(layer.mlp, MoePlan):
+        claims += _mixture_claims(f"{where}.mlp", layer.mlp, hidden)
+    return claims
+
+
+def _mlps(where: str, mlp: MlpPlan | MoePlan) -> Iterator[tuple[str, MlpPlan]]:
+    if isinstance(mlp, MlpPlan):
+        yield where, mlp
+        return
+    for index, expert in enumerate(mlp.experts):
+        yield f"{where}.experts[{index}]", expert
+    if mlp.shared is not None:
+        yield f"{where}.shared", mlp.shared
+
+
+def _mixture_claims(where: str, mixture: MoePlan, hidden: int) -> list[_Claim]:
+    experts = len(mixture.experts)
+    if not 1 <= mixture.top_k <= experts:
+        expected = f"1 to the {experts} experts"
+        raise InputError(f"model.{where}.top_k", found=mixture.top_k, expected=expected)
+    claims = _linear(f"{where}.router", mixture.router, hidden, experts)
+    claims.append((f"{where}.router.bias", mixture.router.bias, False))
+    if mixture.shared_gate is not None:
+        claims.append((f"{where}.shared_gate beside a shared expert", mixture.shared is not None, True))
+        claims += _linear(f"{where}.shared_gate", mixture.shared_gate, hidden, 1)
+        claims.append((f"{where}.shared_gate.bias", mixture.shared_gate.bias, False))
+    return claims
 
 
 def _attention_claims(where: str, attention: AttentionPlan, hidden: int) -> list[_Claim]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from gristmill.runtime.kernels.layout import WeightKind
 from gristmill.runtime.kv_scales import KVScales
 from gristmill.runtime.model_plan import ModelPlan
 
-__all__ = ["EngineFile", "StoredLayer", "StoredTensor", "StoredWeight"]
+__all__ = [
+    "EngineFile",
+    "StoredBlock",
+    "StoredLayer",
+    "StoredMixture",
+    "StoredMixtureLayer",
+    "StoredMlp",
+    "StoredTensor",
+    "StoredWeight",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,55 @@ class StoredLayer:
     gate_up: StoredWeight
     down: StoredWeight
 
+    @property
+    def weights(self) -> dict[str, StoredWeight]:
+        """All weights by their place in the block."""
+        return {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMlp:
+    """An expert; its tiles are those of a dense block's MLP."""
+
+    gate_up: StoredWeight
+    down: StoredWeight
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMixture:
+    """Experts and their router: a float32 weight, whose second part is the shared expert's gate."""
+
+    router: StoredWeight
+    experts: tuple[StoredMlp, ...]
+    shared: StoredMlp | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMixtureLayer:
+    """The tensors of a decoder block with experts."""
+
+    input_norm: StoredTensor
+    mlp_norm: StoredTensor
+    q_norm: StoredTensor | None
+    k_norm: StoredTensor | None
+    qkv: StoredWeight
+    o: StoredWeight
+    mixture: StoredMixture
+
+    @property
+    def weights(self) -> dict[str, StoredWeight]:
+        """All weights by their place in the block."""
+        weights = {"qkv": self.qkv, "o": self.o, "mixture.router": self.mixture.router}
+        mlps = {f"mixture.experts[{index}]": mlp for index, mlp in enumerate(self.mixture.experts)}
+        if self.mixture.shared is not None:
+            mlps["mixture.shared"] = self.mixture.shared
+        for name, mlp in mlps.items():
+            weights |= {f"{name}.gate_up": mlp.gate_up, f"{name}.down": mlp.down}
+        return weights
+
+
+StoredBlock: TypeAlias = StoredLayer | StoredMixtureLayer
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFile:
@@ -69,7 +127,7 @@ class EngineFile:
     bytes: int
     sha256: str
     plan: ModelPlan
-    layers: tuple[StoredLayer, ...]
+    layers: tuple[StoredBlock, ...]
     embedding: StoredTensor
     final_norm: StoredTensor
     head: StoredWeight

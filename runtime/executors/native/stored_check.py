@@ -6,10 +6,17 @@ import math
 from collections.abc import Iterator
 
 from gristmill.runtime.errors import InputError
-from gristmill.runtime.executors.native.plan_check import dense_mlp
-from gristmill.runtime.executors.native.stored import EngineFile, StoredLayer, StoredTensor, StoredWeight
+from gristmill.runtime.executors.native.stored import (
+    EngineFile,
+    StoredBlock,
+    StoredLayer,
+    StoredMixture,
+    StoredMlp,
+    StoredTensor,
+    StoredWeight,
+)
 from gristmill.runtime.kernels.layout import TILE_ROWS, WeightForm, padded_columns, padded_rows
-from gristmill.runtime.model_plan import LayerPlan, LinearPlan, NormPlan
+from gristmill.runtime.model_plan import LayerPlan, LinearPlan, MlpPlan, MoePlan, NormPlan
 
 __all__ = ["HEADER_BYTES", "check_stored"]
 
@@ -52,16 +59,39 @@ def _check_tensors(engine: EngineFile) -> None:
         _check_layer(f"layers[{index}]", stored, layer)
 
 
-def _check_layer(name: str, stored: StoredLayer, plan: LayerPlan) -> None:
-    attention, mlp = plan.attention, dense_mlp(plan)
+def _check_layer(name: str, stored: StoredBlock, plan: LayerPlan) -> None:
+    attention = plan.attention
     _check_norm(f"{name}.input_norm", stored.input_norm, plan.input_norm)
     _check_norm(f"{name}.mlp_norm", stored.mlp_norm, plan.mlp_norm)
     _check_norm(f"{name}.q_norm", stored.q_norm, attention.q_norm)
     _check_norm(f"{name}.k_norm", stored.k_norm, attention.k_norm)
     _check_weight(f"{name}.qkv", stored.qkv, (attention.q, attention.k, attention.v))
     _check_weight(f"{name}.o", stored.o, (attention.o,))
-    _check_weight(f"{name}.gate_up", stored.gate_up, (mlp.gate, mlp.up), interleaved=True)
-    _check_weight(f"{name}.down", stored.down, (mlp.down,))
+    if isinstance(stored, StoredLayer) and isinstance(plan.mlp, MlpPlan):
+        _check_mlp(name, stored, plan.mlp)
+    elif not isinstance(stored, StoredLayer) and isinstance(plan.mlp, MoePlan):
+        _check_mixture(f"{name}.mixture", stored.mixture, plan.mlp)
+    else:
+        found = "one MLP" if isinstance(stored, StoredLayer) else "a mixture"
+        raise InputError(name, found=found, expected="what the model has")
+
+
+def _check_mixture(name: str, stored: StoredMixture, plan: MoePlan) -> None:
+    _equal(f"{name}.router.kind", stored.router.kind, "float32")
+    _check_weight(f"{name}.router", stored.router, plan.routers)
+    _equal(f"{name}.experts", len(stored.experts), len(plan.experts))
+    for index, (expert, mlp) in enumerate(zip(stored.experts, plan.experts, strict=True)):
+        _check_mlp(f"{name}.experts[{index}]", expert, mlp)
+    if stored.shared is not None and plan.shared is not None:
+        _check_mlp(f"{name}.shared", stored.shared, plan.shared)
+    elif (stored.shared is None) != (plan.shared is None):
+        found = "nothing" if stored.shared is None else "an expert"
+        raise InputError(f"{name}.shared", found=found, expected="what the model has")
+
+
+def _check_mlp(name: str, stored: StoredLayer | StoredMlp, plan: MlpPlan) -> None:
+    _check_weight(f"{name}.gate_up", stored.gate_up, (plan.gate, plan.up), interleaved=True)
+    _check_weight(f"{name}.down", stored.down, (plan.down,))
 
 
 def _check_norm(name: str, tensor: StoredTensor | None, plan: NormPlan | None) -> None:
@@ -120,8 +150,8 @@ def _places(engine: EngineFile) -> Iterator[_Place]:
             tensor: StoredTensor | None = getattr(layer, field)
             if tensor is not None:
                 yield tensor.offset, tensor.bytes, f"layers[{index}].{field}"
-        for field in ("qkv", "o", "gate_up", "down"):
-            yield from _weight_places(f"layers[{index}].{field}", getattr(layer, field))
+        for field, weight in layer.weights.items():
+            yield from _weight_places(f"layers[{index}].{field}", weight)
 
 
 def _weight_places(name: str, weight: StoredWeight) -> Iterator[_Place]:

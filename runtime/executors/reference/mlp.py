@@ -51,10 +51,11 @@ def route(plan: MoePlan, weights: Weights, x: torch.Tensor) -> tuple[torch.Tenso
     """The experts of each token of `x` [T, hidden], and how much each counts; both [T, top_k].
 
     Logits and softmax are float32 whatever the dtype of `x`: a rounded logit
-    could send a token elsewhere.
+    could send a token elsewhere. Of experts that count the same the first is chosen.
     """
     logits = F.linear(x.float(), weights[plan.router.weight].float())
-    shares, experts = logits.softmax(dim=-1).topk(plan.top_k, dim=-1)
+    ranked = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    shares, experts = ranked.values[:, : plan.top_k], ranked.indices[:, : plan.top_k]
     if plan.normalize_top_k:
         shares = shares / shares.sum(dim=-1, keepdim=True)
     return experts, shares

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <map>
+#include <optional>
 #include <system_error>
 
 #include "bindings.hpp"
@@ -17,6 +18,7 @@ namespace gristmill {
 namespace {
 
 constexpr int kAlignment = 64;  // kernels read whole lines
+constexpr int32_t kMostChannels = 1 << 29;
 
 using Ints = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 
@@ -80,6 +82,18 @@ Activation activation(const std::string& name) {
       {{"silu", Activation::silu}, {"gelu", Activation::gelu}, {"gelu_tanh", Activation::gelu_tanh}}, name);
 }
 
+// What layout.py says of a tile, so that no kernel reads past the end of its weight.
+int64_t tile_bytes(const Weight& weight) {
+  const int64_t columns = weight.columns;
+  if (weight.kind == WeightKind::bfloat16) return kTileRows * columns * 2;
+  if (weight.kind == WeightKind::float32) return kTileRows * columns * 4;
+  if (weight.group <= 0 || columns % weight.group != 0) throw std::invalid_argument("weights: group");
+  const int64_t bits = weight.kind == WeightKind::int4 ? 4 : 8, scale = bits / 2;
+  return kTileRows * columns * bits / 8 + columns / weight.group * (kTileRows * scale + 64 * weight.zero_points);
+}
+
+int round_up(int number, int to) { return (number + to - 1) / to * to; }
+
 // Interleaved weights (gate and up) write no columns of their own: outputs stay empty.
 Linear linear(const py::handle& spec, const Weights& weights, bool interleaved) {
   Linear linear{};
@@ -94,7 +108,10 @@ Linear linear(const py::handle& spec, const Weights& weights, bool interleaved) 
   }
   const int64_t bytes = spec["bytes"].cast<int64_t>();
   linear.weight.data = weights.at(spec["offset"].cast<int64_t>(), bytes);
-  linear.weight.tile_bytes = bytes / linear.tiles();
+  linear.weight.tile_bytes = tile_bytes(linear.weight);
+  if (bytes != linear.weight.tile_bytes * linear.tiles()) {
+    throw std::invalid_argument("weights: " + std::to_string(bytes) + " bytes do not hold its tiles");
+  }
   linear.bias = weights.floats(spec["bias"], linear.weight.rows);
   for (const py::handle& part : spec["outputs"]) {
     const int32_t features = part.cast<int32_t>();
@@ -132,17 +149,55 @@ Attention attention(const py::handle& spec, const Weights& weights) {
   return a;
 }
 
-Layer layer(const py::handle& spec, const Weights& weights) {
+Expert expert(const py::handle& spec, const Weights& weights, int32_t hidden_size) {
+  Expert expert{linear(spec["gate_up"], weights, true), linear(spec["down"], weights, false),
+                activation(spec["activation"].cast<std::string>()), spec["intermediate_size"].cast<int32_t>()};
+  const int32_t size = expert.intermediate_size;
+  if (size < 1 || size > kMostChannels || expert.gate_up.weight.columns != round_up(hidden_size, kActivationGroup) ||
+      expert.gate_up.weight.rows != round_up(2 * size, kTileRows) ||
+      expert.down.weight.columns != round_up(size, kActivationGroup) || expert.down.out_features != hidden_size) {
+    throw std::invalid_argument("expert: weights that do not fit together");
+  }
+  return expert;
+}
+
+std::optional<Mixture> mixture(const py::handle& spec, const Weights& weights, int32_t hidden_size) {
+  if (spec.is_none()) return std::nullopt;
+  Mixture mixture{};
+  mixture.router = linear(spec["router"], weights, false);
+  for (const py::handle& each : spec["experts"]) mixture.experts.push_back(expert(each, weights, hidden_size));
+  mixture.top_k = spec["top_k"].cast<int32_t>();
+  mixture.normalize_top_k = spec["normalize_top_k"].cast<bool>();
+  mixture.shared = spec["shared"].cast<bool>();
+  mixture.shared_gate = spec["shared_gate"].cast<bool>();
+  const Weight& router = mixture.router.weight;
+  if (router.kind != WeightKind::float32 || router.columns != round_up(hidden_size, kActivationGroup) ||
+      mixture.router.out_features != mixture.routed() + mixture.shared_gate) {
+    throw std::invalid_argument("mixture: router that does not fit its experts");
+  }
+  if (mixture.top_k < 1 || mixture.top_k > mixture.routed() || (mixture.shared_gate && !mixture.shared)) {
+    throw std::invalid_argument("mixture: " + std::to_string(mixture.top_k) + " experts a token of " +
+                                std::to_string(mixture.routed()));
+  }
+  return mixture;
+}
+
+Layer layer(const py::handle& spec, const Weights& weights, int32_t hidden_size) {
   Layer layer{};
   layer.input_norm = norm(spec["input_norm"], weights);
   layer.mlp_norm = norm(spec["mlp_norm"], weights);
   layer.attention = attention(spec["attention"], weights);
   layer.qkv = linear(spec["qkv"], weights, false);
   layer.o = linear(spec["o"], weights, false);
-  layer.gate_up = linear(spec["gate_up"], weights, true);
-  layer.down = linear(spec["down"], weights, false);
-  layer.activation = activation(spec["activation"].cast<std::string>());
-  layer.intermediate_size = spec["intermediate_size"].cast<int32_t>();
+  layer.mixture = mixture(spec["mixture"], weights, hidden_size);
+  if (!layer.mixture) {
+    layer.gate_up = linear(spec["gate_up"], weights, true);
+    layer.down = linear(spec["down"], weights, false);
+    layer.activation = activation(spec["activation"].cast<std::string>());
+    layer.intermediate_size = spec["intermediate_size"].cast<int32_t>();
+  } else if (layer.mlp_norm.weight == nullptr || layer.mlp_norm.size != hidden_size) {
+    throw std::invalid_argument("mixture: norm of another size");
+  }
   layer.key_scales = spec["key_scales"].cast<std::vector<float>>();
   layer.value_scales = spec["value_scales"].cast<std::vector<float>>();
   return layer;
@@ -163,7 +218,9 @@ Model model(const py::dict& spec, const Weights& weights) {
   for (const py::handle& rope : spec["ropes"]) {
     model.ropes.push_back({rope["inv_freq"].cast<std::vector<float>>(), rope["attention_factor"].cast<float>()});
   }
-  for (const py::handle& each : spec["layers"]) model.layers.push_back(layer(each, weights));
+  for (const py::handle& each : spec["layers"]) {
+    model.layers.push_back(layer(each, weights, model.hidden_size));
+  }
   return model;
 }
 

@@ -90,7 +90,8 @@ RowPlace place_of(const Sink& sink, const PanelSums& of, int half) {
 template <int kWidth>
 void finish_rows(const Sink& sink, const PanelSums& of, int half, float*) {
   const int row = kHalfRows * half;
-  if (row < sink.outputs[of.tile].count) put_half<kWidth>(of.sums + row * kWidth, of.tokens, place_of(sink, of, half));
+  if (row >= sink.outputs[of.tile].count) return;
+  put_half<kWidth>(of.sums + row * kWidth, of.tokens, place_of(sink, of, half));
 }
 
 // Sums of sixteen rows, scaled and with their bias, sixteen numbers at a time.
@@ -114,8 +115,8 @@ class HalfSums {
  private:
   Floats by_row(__m512 numbers, int i) const {
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i rows = _mm512_srl_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16 * i)), _mm_cvtsi32_si128(shift_));
-    return {_mm512_permutexvar_ps(rows, numbers)};
+    const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32(16 * i));
+    return {_mm512_permutexvar_ps(_mm512_srl_epi32(at, _mm_cvtsi32_si128(shift_)), numbers)};
   }
 
   const float* sums_;
@@ -133,16 +134,19 @@ inline void gate_channels(const Sink& sink, const PanelSums& of, int first, int 
 
 // Sixteen channels, [16][width], as columns `column` .. of a panel.
 inline void put_columns(const float* gated, int width, int column, const Activations& panels, int panel) {
-  const __m512i interleaved = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
-                                               6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i interleaved =
+      _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
+                       18, 2, 17, 1, 16, 0);
   const __mmask16 mask = lanes_below(width);
   const int block = column / 64 * 64, odd_words = panels.columns - block < 64 ? 8 : 16;
-  uint16_t* values = static_cast<uint16_t*>(panels.values) + static_cast<int64_t>(panel) * panels.panel * panels.columns;
+  const int64_t start = static_cast<int64_t>(panel) * panels.panel * panels.columns;
+  uint16_t* values = static_cast<uint16_t*>(panels.values) + start;
   for (int odd = 0; odd < 2; ++odd) {
     uint16_t* words = values + (block + 2 * odd * odd_words + (column - block) / 2) * width;
     for (int i = 0; i < 4; ++i, words += 2 * width) {
       const float* pair = gated + (4 * i + odd) * width;
-      const __m512 low = _mm512_maskz_loadu_ps(mask, pair), high = _mm512_maskz_loadu_ps(mask, pair + 2 * width);
+      const __m512 low = _mm512_maskz_loadu_ps(mask, pair);
+      const __m512 high = _mm512_maskz_loadu_ps(mask, pair + 2 * width);
       const __m512i numbers = (__m512i)_mm512_cvtne2ps_pbh(high, low);
       _mm512_mask_storeu_epi32(words, mask, _mm512_permutexvar_epi16(interleaved, numbers));
     }

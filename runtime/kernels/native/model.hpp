@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kernel_table.hpp"
@@ -23,6 +24,8 @@ struct Norm {
   float eps;
 };
 
+constexpr Norm kNoNorm{nullptr, 0, 0};
+
 struct Rope {
   std::vector<float> inv_freq;
   float attention_factor;
@@ -39,12 +42,34 @@ struct Attention {
   Norm q_norm, k_norm;
 };
 
+// A gated MLP of a mixture: the tiles of gate_up hold 16 gate rows, then the up rows beside them.
+struct Expert {
+  Linear gate_up, down;
+  Activation activation;
+  int32_t intermediate_size;
+};
+
+// The router's logits are those of the experts that it chooses from, then with `shared_gate` that of
+// the shared expert, which comes last and sees every token.
+struct Mixture {
+  Linear router;  // float32
+  std::vector<Expert> experts;
+  int32_t top_k;
+  bool normalize_top_k;
+  bool shared;
+  bool shared_gate;
+
+  int routed() const { return static_cast<int>(experts.size()) - shared; }
+  int passes() const { return top_k + shared; }  // experts that one token goes through
+};
+
 struct Layer {
   Norm input_norm, mlp_norm;
   Attention attention;
-  Linear qkv, o, gate_up, down;
+  Linear qkv, o, gate_up, down;     // the last two without a mixture only, as what follows
   Activation activation;
   int32_t intermediate_size;
+  std::optional<Mixture> mixture;
   std::vector<float> key_scales, value_scales;  // of an fp8 cache, one a kv head
 };
 

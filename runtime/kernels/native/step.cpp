@@ -10,12 +10,10 @@
 namespace gristmill {
 namespace {
 
-constexpr int kEmbedTokens = 8;  // tokens that one thread looks up at a time
+constexpr int kEmbedTokens = 8;      // tokens that one thread looks up at a time
 constexpr int kRedundantTokens = 4;  // up to here every thread prepares the input for itself
 
 static_assert(kTileRows == kVocabularyTile, "the sampler's tiles are those of the head");
-
-constexpr Norm kNoNorm{nullptr, 0, 0};
 
 }  // namespace
 
@@ -27,6 +25,7 @@ Step::Step(const KernelTable& kernels, const Model& model, KvCache& cache, Threa
     qkv_stride_ = std::max<int64_t>(qkv_stride_, (layer.qkv.out_features + 15) / 16 * 16);
     attended_stride_ = std::max<int64_t>(attended_stride_, layer.o.weight.columns);
     gated_stride_ = std::max<int64_t>(gated_stride_, layer.down.weight.columns);
+    if (layer.mixture) measure_mixture(*layer.mixture);
   }
   space_.threads.resize(pool.size());
   for (ThreadSpace& space : space_.threads) {
@@ -42,6 +41,7 @@ int Step::run(const Batch& batch, float* logits, float* tile_maxima) {
   tile_maxima_ = tile_maxima;
   not_finite_ = -1;
   reserve(batch);
+  reserve_mixture(batch.input.tokens);
   pool_.run([this](int thread) { forward(thread); });
   angles_.keep();
   return not_finite_;
@@ -50,7 +50,7 @@ int Step::run(const Batch& batch, float* logits, float* tile_maxima) {
 void Step::reserve(const Batch& batch) {
   const int64_t tokens = batch.input.tokens;
   const int64_t padded = (tokens + kMostPanelTokens) / kMostPanelTokens * kMostPanelTokens;
-  const int64_t widest = std::max({hidden_stride_, attended_stride_, gated_stride_});
+  const int64_t widest = std::max({hidden_stride_, attended_stride_, gated_stride_, expert_stride_});
   space_.hidden.reserve(tokens * hidden_stride_ * 4);
   space_.qkv.reserve(tokens * qkv_stride_ * 4);
   space_.attended.reserve(tokens * attended_stride_ * 4);
@@ -95,7 +95,12 @@ void Step::forward(int thread) {
   if (options_.profile && thread == 0) mark_ = std::chrono::steady_clock::now();
   embed(thread);
   next(thread, Operation::embed);
-  for (int index = 0; index < static_cast<int>(model_.layers.size()); ++index) layer(thread, index);
+  for (int index = 0; index < static_cast<int>(model_.layers.size()); ++index) {
+    layer(thread, index);
+    if (options_.debug_nan) {
+      check_finite(thread, index, space_.hidden.as<float>(), batch_->input.tokens * hidden_stride_);
+    }
+  }
   if (batch_->input.rows > 0) head(thread);
 }
 
@@ -117,11 +122,11 @@ void Step::layer(int thread, int index) {
   project(thread, layer.o, x, true, hidden, hidden_stride_);
   next(thread, Operation::o);
 
+  if (layer.mixture) return mix(thread, layer);
   x = prepare(thread, layer.gate_up, hidden, hidden_stride_, layer.mlp_norm, nullptr, tokens, model_.hidden_size);
   x = gate(thread, layer, x);
   project(thread, layer.down, x, true, hidden, hidden_stride_);
   next(thread, Operation::down);
-  if (options_.debug_nan) check_finite(thread, index, hidden, tokens * hidden_stride_);
 }
 
 void Step::head(int thread) {

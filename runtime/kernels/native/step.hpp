@@ -11,9 +11,12 @@
 
 namespace gristmill {
 
-enum class Operation : int { embed, prepare, qkv, append, attend, o, gate_up, down, head, count };
-constexpr const char* kOperationNames[] = {"embed", "prepare", "qkv", "append", "attend", "o",
-                                           "gate_up", "down", "head"};
+enum class Operation : int {
+  embed, prepare, qkv, append, attend, o, gate_up, down, router, experts_gate_up, experts_down, experts_sum,
+  head, count
+};
+constexpr const char* kOperationNames[] = {"embed", "prepare", "qkv", "append", "attend", "o", "gate_up", "down",
+                                           "router", "experts_gate_up", "experts_down", "experts_sum", "head"};
 
 struct StepOptions {
   bool integer_activations;  // int8 panels for integer weights; otherwise bfloat16
@@ -48,6 +51,22 @@ class Step {
   void attend(int thread, int index);
   void attend_item(int thread, int index, const AttendItem& item);
   void merge_item(int thread, int index, const MergeItem& merge);
+
+  // step_mixture.cpp
+  void measure_mixture(const Mixture& mixture);
+  void reserve_mixture(int64_t tokens);
+  void mix(int thread, const Layer& layer);
+  void route(int thread, const Layer& layer);
+  void choose(int thread, const Mixture& mixture, int64_t token);
+  void group(const Mixture& mixture);
+  int64_t claim_found(int thread, const std::atomic<int64_t>& items, int64_t& end);
+  void fill_experts(int thread, ExpertLinear ExpertWork::*which);
+  void fill_expert_panel(int thread, const ExpertWork& work, ExpertLinear ExpertWork::*which, int panel);
+  template <typename SinkOf>
+  void multiply_experts(int thread, ExpertLinear ExpertWork::*which, const std::atomic<int64_t>& shares,
+                        SinkOf&& sink_of);
+  void sum_experts(int thread, const Mixture& mixture);
+
   void check_finite(int thread, int index, const float* x, int64_t count);
   void next(int thread, Operation done);
 
@@ -64,6 +83,7 @@ class Step {
   std::vector<AttendPlan> plans_;  // one a layer, shared by layers of one shape
   std::vector<int> plan_of_;
   int64_t hidden_stride_, qkv_stride_, attended_stride_, gated_stride_;
+  int64_t most_experts_ = 0, most_passes_ = 0, logits_stride_ = 0, expert_stride_ = 0;  // of all mixtures
   int not_finite_ = -1;
   double seconds_[static_cast<int>(Operation::count)] = {};
   std::chrono::steady_clock::time_point mark_;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from gristmill.runtime.architectures import plan_model
-from gristmill.runtime.executors.native.engine_file import EngineFile, StoredLayer, StoredTensor, StoredWeight
-from gristmill.runtime.executors.native.plan_check import dense_mlp
+from gristmill.runtime.executors.native.engine_file import EngineFile, StoredBlock, StoredTensor, StoredWeight
+from gristmill.runtime.executors.native.stored import StoredLayer, StoredMlp
 from gristmill.runtime.formats.write import write_checkpoint
 from gristmill.runtime.kernels.layout import TILE_ROWS, WeightForm, padded_rows, unpack_weight
-from gristmill.runtime.model_plan import LayerPlan
+from gristmill.runtime.model_plan import LayerPlan, LinearPlan, MlpPlan, MoePlan
 from gristmill.runtime.scheme import QuantizedTensor
 from gristmill.runtime.sources.hf_folder import HfFolder
-from tests.tiny_checkpoints import DTYPES, SchemeOf, random_quantized, write_random
+from tests.tiny_checkpoints import DTYPES, SchemeOf, dense_mlp, random_quantized, write_random
 
 Arrays = dict[str, NDArray[Any]]
 MakeCheckpoint = Callable[..., Path]
@@ -38,11 +38,15 @@ _SIZES: dict[str, Any] = {
 }
 _CLASSES = {
     "llama": "LlamaForCausalLM",
+    "mixtral": "MixtralForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 FAMILIES: Mapping[str, dict[str, Any]] = {
     "llama tied": {"model_type": "llama", "tie_word_embeddings": True},
     "llama untied": {"model_type": "llama", "tie_word_embeddings": False},
@@ -57,6 +61,14 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 20},
     "smollm3": {"model_type": "smollm3"},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 3},
+    "qwen2 with experts": {
+        **_EXPERTS,
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": 96,
+        "mlp_only_layers": [0],
+    },
+    "qwen3 with experts": {**_EXPERTS, "model_type": "qwen3_moe", "head_dim": 20},
 }
 
 
@@ -117,9 +129,30 @@ def parts_of(rows: NDArray[Any], outputs: tuple[int, ...], *, interleaved: bool)
     return [part[:output] for part, output in zip(parts, outputs, strict=True)]
 
 
-def _layer_arrays(engine: EngineFile, stored: StoredLayer, layer: LayerPlan) -> Arrays:
+Placed = tuple[tuple[LinearPlan, ...], StoredWeight, bool]  # interleaved?
+
+
+def _placed(stored: StoredBlock, layer: LayerPlan) -> Iterator[Placed]:
+    """The linears of each weight of a block."""
+    attention = layer.attention
+    yield (attention.q, attention.k, attention.v), stored.qkv, False
+    yield (attention.o,), stored.o, False
+    mlps: list[tuple[MlpPlan, StoredLayer | StoredMlp]] = []
+    if isinstance(stored, StoredLayer):
+        mlps.append((dense_mlp(layer), stored))
+    else:
+        assert isinstance(layer.mlp, MoePlan)
+        yield layer.mlp.routers, stored.mixture.router, False
+        shared = () if stored.mixture.shared is None else (stored.mixture.shared,)
+        mlps.extend(zip(layer.mlp.mlps, (*stored.mixture.experts, *shared), strict=True))
+    for mlp, weights in mlps:
+        yield (mlp.gate, mlp.up), weights.gate_up, True
+        yield (mlp.down,), weights.down, False
+
+
+def _layer_arrays(engine: EngineFile, stored: StoredBlock, layer: LayerPlan) -> Arrays:
     arrays: Arrays = {}
-    attention, mlp = layer.attention, dense_mlp(layer)
+    attention = layer.attention
     norms = zip(
         (layer.input_norm, layer.mlp_norm, attention.q_norm, attention.k_norm),
         (stored.input_norm, stored.mlp_norm, stored.q_norm, stored.k_norm),
@@ -128,13 +161,7 @@ def _layer_arrays(engine: EngineFile, stored: StoredLayer, layer: LayerPlan) -> 
     for norm, tensor in norms:
         if norm is not None and tensor is not None:
             arrays[f"{norm.name}.weight"] = stored_array(engine, tensor)
-    for linears, weight in (
-        ((attention.q, attention.k, attention.v), stored.qkv),
-        ((attention.o,), stored.o),
-        ((mlp.gate, mlp.up), stored.gate_up),
-        ((mlp.down,), stored.down),
-    ):
-        interleaved = len(linears) == 2
+    for linears, weight, interleaved in _placed(stored, layer):
         rows = parts_of(stored_rows(engine, weight), weight.outputs, interleaved=interleaved)
         for linear, part in zip(linears, rows, strict=True):
             assert not part[:, linear.in_features :].any()

@@ -63,7 +63,9 @@ def test_every_family_keeps_its_plain_weights(
     checkpoint = make_checkpoint(family)
     engine = compiled(checkpoint, tmp_path / "engine")
     assert engine.plan == open_checkpoint(checkpoint).plan
-    assert {layer.down.kind for layer in engine.layers} == {"bfloat16"}
+    kinds = {name: weight.kind for layer in engine.layers for name, weight in layer.weights.items()}
+    assert kinds.pop("mixture.router", "float32") == "float32"
+    assert set(kinds.values()) == {"bfloat16"}
     assert_same(engine_arrays(engine), expected_arrays(checkpoint))
 
 
@@ -92,7 +94,7 @@ def test_every_quantized_weight_keeps_its_value(
     checkpoint = make_checkpoint("llama with biases", lambda name: scheme)
     engine = compiled(checkpoint, tmp_path / "engine")
     for layer in engine.layers:
-        for weight in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        for weight in layer.weights.values():
             assert weight.kind == ("int4" if bits <= 4 else "int8")
             assert weight.zero_points != symmetric
             assert weight.group == (weight.columns if group_size == -1 else group_size)
@@ -106,7 +108,7 @@ def test_sizes_that_are_no_multiples_of_32_are_padded(
     scheme = QuantScheme(4, -1, symmetric)
     checkpoint = make_checkpoint("llama with odd sizes", lambda name: scheme)
     engine = compiled(checkpoint, tmp_path / "engine")
-    assert (engine.layers[0].qkv.columns, engine.layers[0].down.columns) == (64, 96)
+    assert (engine.layers[0].qkv.columns, engine.layers[0].weights["down"].columns) == (64, 96)
     assert_same(engine_arrays(engine), expected_arrays(checkpoint))
 
 
@@ -116,7 +118,7 @@ def test_scales_that_float16_rounds_are_kept_in_float32(
     scheme = QuantScheme(4, 32, symmetric=True, scale_dtype="float32")
     checkpoint = make_checkpoint(scheme_of=lambda name: scheme, dtype="float32")
     engine = compiled(checkpoint, tmp_path / "engine")
-    assert engine.layers[0].gate_up.kind == "int8"
+    assert engine.layers[0].weights["gate_up"].kind == "int8"
     assert_same(engine_arrays(engine), expected_arrays(checkpoint))
 
 
@@ -132,10 +134,10 @@ def test_parts_of_one_weight_with_different_schemes_stay_exact(
     }
     checkpoint = make_checkpoint(scheme_of=lambda name: schemes.get(name.rpartition(".")[2]))
     engine = compiled(checkpoint, tmp_path / "engine")
-    qkv, gate_up = engine.layers[0].qkv, engine.layers[0].gate_up
+    qkv, _, gate_up, down = engine.layers[0].weights.values()
     assert (qkv.kind, qkv.group, qkv.zero_points) == ("int8", 32, True)
     assert (gate_up.kind, gate_up.group, gate_up.zero_points) == ("int4", 32, False)
-    assert engine.layers[0].down.kind == "bfloat16"
+    assert down.kind == "bfloat16"
     assert_same(engine_arrays(engine), expected_arrays(checkpoint))
 
 

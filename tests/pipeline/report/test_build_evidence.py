@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gristmill.pipeline.report.evidence import (
     read_layer_errors,
     read_measured,
     read_outliers,
+    read_widths,
 )
 from gristmill.pipeline.validate.differences import paired_difference
 from gristmill.pipeline.validate.tasks.outcome import TaskOutcome
@@ -96,6 +98,18 @@ def test_an_older_artifact_has_nothing_to_say() -> None:
     old = open_artifact(GOLDEN)
     assert (read_layer_errors(old), read_data_mix(old), read_measured(old, "reference")) == (None, None, None)
     assert read_outliers(old) == ()
+
+
+def test_widths_of_before_there_were_group_sizes_are_read(artifact: Artifact, tmp_path: Path) -> None:
+    unit = {"linears": ["o"], "losses": [0.1, 0.01], "bits": 8, "promoted_from": None}
+    path = tmp_path / "report" / "widths.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"widths": [4, 8], "units": [unit]}))
+    files = dict.fromkeys(("report/widths.json",), next(iter(artifact.manifest.files.values())))
+    manifest = replace(artifact.manifest, files=files)
+    choice = read_widths(Artifact(tmp_path, manifest, artifact.digest, "tiny", None, 0))
+    assert choice is not None
+    assert choice.counts == "1 sets of linears: 1 at 8 bits"
 
 
 def test_a_file_that_is_no_evidence_is_refused_by_name(artifact: Artifact, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from gristmill.pipeline.model import BuildModel
 from gristmill.pipeline.search.budget import choose_widths, require_possible
 from gristmill.pipeline.search.stage import Sensitivity
-from gristmill.pipeline.search.units import model_units, with_widths
+from gristmill.pipeline.search.units import Width, model_units, with_widths
+from gristmill.pipeline.search.widths import candidates
 from gristmill.recipes.search import SearchBudget, SearchSettings
 from gristmill.runtime.errors import RecipeError
 from gristmill.runtime.formats.write import write_checkpoint
@@ -17,18 +18,20 @@ from gristmill.runtime.sources.hf_folder import HfFolder
 from tests.pipeline.search.conftest import OpenTiny
 from tests.tiny_checkpoints import quantize_source
 
-WIDTHS = (3, 4, 5, 6, 8)
+WIDTHS = tuple(map(Width, (3, 4, 5, 6, 8)))
 RTN = "scheme: W4A16_ASYM, group_size: 32, method: rtn"
 
 
 def falling_losses(model: BuildModel) -> Sensitivity:
     """Made up: later units lose more, each bit saves three quarters."""
     units = model_units(model.plan, model.schemes)
-    losses = tuple(tuple((place + 1) * 4.0 ** (3 - bits) for bits in WIDTHS) for place in range(len(units)))
+    losses = tuple(
+        tuple((place + 1) * 4.0 ** (3 - width.bits) for width in WIDTHS) for place in range(len(units))
+    )
     return Sensitivity(WIDTHS, units, losses)
 
 
-def bits_per_weight(model: BuildModel, widths: tuple[int, ...]) -> float:
+def bits_per_weight(model: BuildModel, widths: tuple[Width, ...]) -> float:
     stored = weights = 0.0
     schemes = with_widths(model.schemes, model_units(model.plan, model.schemes), widths)
     for linear in model.plan.linears:
@@ -49,7 +52,7 @@ def test_bits_per_weight_count_scales_and_zero_points(open_tiny: OpenTiny) -> No
     assert len(set(widths)) > 1
 
 
-def folder_bytes(folder: Path, model: BuildModel, widths: tuple[int, ...]) -> int:
+def folder_bytes(folder: Path, model: BuildModel, widths: tuple[Width, ...]) -> int:
     """The size of the checkpoint that really comes of it."""
     schemes = with_widths(model.schemes, model_units(model.plan, model.schemes), widths)
     rounded = quantize_source(HfFolder(Path(model.source.name)), schemes.get)
@@ -62,8 +65,8 @@ def test_a_folder_is_no_larger_than_its_budget_and_uses_most_of_it(
 ) -> None:
     model = open_tiny(RTN).model
     units = len(model_units(model.plan, model.schemes))
-    narrow = folder_bytes(tmp_path / "narrow", model, (3,) * units)
-    wide = folder_bytes(tmp_path / "wide", model, (8,) * units)
+    narrow = folder_bytes(tmp_path / "narrow", model, (Width(3),) * units)
+    wide = folder_bytes(tmp_path / "wide", model, (Width(8),) * units)
     budget = (narrow + wide) // 2
     widths = choose_widths(model, falling_losses(model), SearchBudget(size=str(budget)), "compressed-tensors")
     assert (
@@ -77,7 +80,7 @@ def test_a_loss_is_met_with_few_bits(open_tiny: OpenTiny) -> None:
     model = open_tiny(RTN).model
     sensitivity = falling_losses(model)
     widths = choose_widths(model, sensitivity, SearchBudget(kl_mean=2.0), "compressed-tensors")
-    loss = sum(row[WIDTHS.index(bits)] for row, bits in zip(sensitivity.losses, widths, strict=True))
+    loss = sum(row[WIDTHS.index(width)] for row, width in zip(sensitivity.losses, widths, strict=True))
     assert 1.0 < loss <= 2.0
 
 
@@ -103,3 +106,17 @@ def test_a_loss_below_that_of_the_widest_widths_names_the_nearest(open_tiny: Ope
         RecipeError, match=r"kl_mean can't be met; found 0\.001; expected 0\.076 nats or more"
     ):
         choose_widths(model, falling_losses(model), SearchBudget(kl_mean=0.001), "compressed-tensors")
+
+
+def test_candidates_are_each_group_size_at_each_width_the_largest_first() -> None:
+    search = SearchSettings.model_validate(
+        {"budget": {"kl_mean": 1.0}, "bits": (4, 5), "group_size": (64, -1, 96)}
+    )
+    sizes = [(width.bits, width.group_size) for width in candidates(search)]
+    assert sizes == [(4, -1), (4, 96), (4, 64), (5, -1), (5, 96), (5, 64)]
+
+
+def test_larger_groups_lower_the_nearest_budget(open_tiny: OpenTiny) -> None:
+    model = open_tiny(RTN).model
+    search = SearchSettings.model_validate({"budget": {"bits_per_weight": 3.3}, "group_size": (32, -1)})
+    require_possible(model, search, "compressed-tensors")

@@ -51,7 +51,7 @@ def quantize(**settings: Any) -> dict[str, Any]:
 
 
 def test_a_search_keeps_its_budget_and_leaves_its_evidence(tmp_path: Path, write_recipe: WriteRecipe) -> None:
-    search = {"budget": {"bits_per_weight": 5.0}}
+    search = {"budget": {"bits_per_weight": 4.6}, "group_size": [32, 64]}
     artifact, listener = run(
         tmp_path,
         write_recipe,
@@ -61,9 +61,13 @@ def test_a_search_keeps_its_budget_and_leaves_its_evidence(tmp_path: Path, write
     )
     choice = read_widths(artifact)
     assert choice is not None
-    assert artifact.manifest.bits_per_weight.quantized_layers <= 5.0
-    stored = {name: group.scheme.bits for group in artifact.manifest.schemes for name in group.linears}
-    assert stored == {name: unit.bits for unit in choice.units for name in unit.linears}
+    assert artifact.manifest.bits_per_weight.quantized_layers <= 4.6
+    stored = {
+        name: (group.scheme.bits, group.scheme.group_size)
+        for group in artifact.manifest.schemes
+        for name in group.linears
+    }
+    assert stored == {name: (unit.bits, unit.group_size) for unit in choice.units for name in unit.linears}
     assert len(set(stored.values())) > 1
     assert any(note.startswith("search: 12 sets of linears: ") for note in listener.notes)
     again, second = run(

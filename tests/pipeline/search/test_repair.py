@@ -13,7 +13,7 @@ from gristmill.calibration.blocks import load_block
 from gristmill.pipeline.quantize.block import quantize_block, served_weights
 from gristmill.pipeline.search.repair import fewest, first_guess, promoted
 from gristmill.pipeline.search.stage import Sensitivity
-from gristmill.pipeline.search.units import Unit, with_widths
+from gristmill.pipeline.search.units import Unit, Width, with_widths
 from gristmill.pipeline.validate.gates import GateResult
 from gristmill.recipes import Gate
 from tests.pipeline.search.conftest import OpenTiny, Tiny
@@ -21,19 +21,19 @@ from tests.pipeline.search.exact import distribution, divergence
 from tests.pipeline.search.test_sensitivity import measure
 
 RTN = "scheme: W4A16_ASYM, group_size: 32, method: rtn"
-NARROW, WIDE = 3, 4
+NARROW, WIDE = Width(3, 32), Width(4, 32)
 LIMIT = 0.6
 """Of the KL of all units at the narrow width, so that a few promotions keep it."""
 
 
-def served(tiny: Tiny, unit: Unit, bits: int) -> dict[str, torch.Tensor]:
+def served(tiny: Tiny, unit: Unit, width: Width) -> dict[str, torch.Tensor]:
     """The unit's weights, rounded to nearest."""
     layer = tiny.model.plan.layers[unit.layer]
     weights = load_block(tiny.model.source, layer, torch.float32)
     settings = tiny.settings
     schemes = {linear.name: settings.schemes[linear.name] for linear in unit.linears}
     result = quantize_block(
-        layer, weights, None, replace(settings, schemes=with_widths(schemes, [unit], [bits]))
+        layer, weights, None, replace(settings, schemes=with_widths(schemes, [unit], [width]))
     )
     rounded = served_weights(weights, result)
     return {linear.weight: rounded[linear.weight] for linear in unit.linears}
@@ -42,9 +42,10 @@ def served(tiny: Tiny, unit: Unit, bits: int) -> dict[str, torch.Tensor]:
 def test_no_combination_of_fewer_promotions_passes(tmp_path: Path, open_tiny: OpenTiny) -> None:
     tiny = open_tiny(RTN)
     sensitivity = measure(tiny, tmp_path / "cache")
-    two_widths = tuple(losses[:2] for losses in sensitivity.losses)
+    places = [sensitivity.widths.index(width) for width in (NARROW, WIDE)]
+    two_widths = tuple(tuple(losses[place] for place in places) for losses in sensitivity.losses)
     sensitivity = replace(sensitivity, widths=(NARROW, WIDE), losses=two_widths)
-    narrow, wide = ([served(tiny, unit, bits) for unit in sensitivity.units] for bits in (NARROW, WIDE))
+    narrow, wide = ([served(tiny, unit, width) for unit in sensitivity.units] for width in (NARROW, WIDE))
     original = distribution(tiny, {})
 
     def kl(widened: tuple[int, ...]) -> float:
@@ -57,7 +58,7 @@ def test_no_combination_of_fewer_promotions_passes(tmp_path: Path, open_tiny: Op
     steps = promoted(sensitivity, [NARROW] * len(sensitivity.units))
 
     def passes(count: int) -> bool:
-        return kl(tuple(place for place, bits in enumerate(steps[count]) if bits == WIDE)) < limit
+        return kl(tuple(place for place, width in enumerate(steps[count]) if width == WIDE)) < limit
 
     least = fewest(6, 1, passes)
     assert least is not None
@@ -80,17 +81,17 @@ def test_the_least_count_is_found_from_every_guess_without_asking_twice(most: in
 
 
 def made_up(*losses: tuple[float, ...]) -> Sensitivity:
-    return Sensitivity((4, 5, 8), (), losses)
+    return Sensitivity(tuple(map(Width, (4, 5, 8))), (), losses)
 
 
 def test_the_unit_that_spares_most_is_promoted_first_and_never_skips_a_width() -> None:
-    steps = promoted(made_up((9, 2, 1), (5, 3, 0)), (4, 4))
-    assert steps == [(4, 4), (5, 4), (5, 5), (5, 8), (8, 8)]
+    steps = promoted(made_up((9, 2, 1), (5, 3, 0)), (Width(4), Width(4)))
+    assert [tuple(width.bits for width in step) for step in steps] == [(4, 4), (5, 4), (5, 5), (5, 8), (8, 8)]
 
 
 def test_a_guess_promotes_as_much_as_the_failed_gate_asks() -> None:
     sensitivity = made_up((9, 2, 1), (5, 3, 0))
     failed = GateResult(Gate("kl_mean", "<", 0.5), 1.0)
-    assert first_guess(sensitivity, promoted(sensitivity, (4, 4)), [failed]) == 1
+    assert first_guess(sensitivity, promoted(sensitivity, (Width(4), Width(4))), [failed]) == 1
     failed = GateResult(Gate("kl_mean", "<", 0.1), 1.0)
-    assert first_guess(sensitivity, promoted(sensitivity, (4, 4)), [failed]) == 4
+    assert first_guess(sensitivity, promoted(sensitivity, (Width(4), Width(4))), [failed]) == 4

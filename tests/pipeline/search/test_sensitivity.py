@@ -15,14 +15,14 @@ from gristmill.pipeline.environment import determinism_contract
 from gristmill.pipeline.progress import SilentProgress
 from gristmill.pipeline.quantize.block import quantize_block, served_weights
 from gristmill.pipeline.search.stage import Sensitivity, measure_sensitivity, split_sequences
-from gristmill.pipeline.search.units import with_widths
+from gristmill.pipeline.search.units import Width, with_widths
 from gristmill.pipeline.stages import StageCache
 from gristmill.runtime.errors import PromptError
 from tests.pipeline.search.conftest import OpenTiny, Tiny
 from tests.pipeline.search.exact import distribution, divergence
 
 GPTQ = "scheme: W4A16_ASYM, group_size: 32, method: gptq"
-WIDTHS = (3, 4, 6)
+WIDTHS = tuple(Width(bits, size) for bits in (3, 4, 6) for size in (64, 32))
 
 
 class Interrupted(Exception):
@@ -61,8 +61,8 @@ def exact_losses(tiny: Tiny, sensitivity: Sensitivity) -> NDArray[np.float64]:
         for unit in (unit for unit in sensitivity.units if unit.layer == layer.index):
             schemes = {linear.name: tiny.settings.schemes[linear.name] for linear in unit.linears}
             row = []
-            for bits in WIDTHS:
-                alone = replace(tiny.settings, schemes=with_widths(schemes, [unit], [bits]))
+            for width in WIDTHS:
+                alone = replace(tiny.settings, schemes=with_widths(schemes, [unit], [width]))
                 result = quantize_block(layer, weights, walk.enter(layer, weights), alone)
                 served = {name: tensor.float() for name, tensor in served_weights(weights, result).items()}
                 row.append(divergence(original, distribution(tiny, served)))

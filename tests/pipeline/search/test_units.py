@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gristmill.pipeline.search.units import model_units, with_widths
+from gristmill.pipeline.search.units import Width, model_units, with_widths
 from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.scheme import QuantScheme
@@ -48,8 +48,14 @@ def test_a_width_changes_its_unit_alone() -> None:
     plan = mixture()
     schemes = {linear.name: W4 for linear in plan.linears} | {plan.linears[0].name: None}
     units = model_units(plan, schemes)
-    changed = with_widths(schemes, units[:1], [8])
+    changed = with_widths(schemes, units[:1], [Width(8)])
     widened = {name for name, scheme in changed.items() if scheme is not None and scheme.bits == 8}
     assert widened == {linear.name for linear in units[0].linears}
     assert plan.linears[0].name not in widened
     assert changed[plan.linears[0].name] is None
+
+
+def test_a_group_size_stays_unless_a_width_has_one() -> None:
+    assert Width(8).of(W4) == QuantScheme(8, 32, symmetric=False)
+    assert Width(5, 96).of(W4) == QuantScheme(5, 96, symmetric=False)
+    assert Width(5, -1).of(W4) == QuantScheme(5, -1, symmetric=False)

@@ -19,26 +19,33 @@ MIB = 1 << 20
 WEIGHTS = 200 * MIB
 
 
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
 @pytest.fixture(scope="module")
 def plan() -> ModelPlan:
     """A Llama with 8 KiB of keys and values a token in bfloat16, 8 MiB for a context."""
-    return plan_model(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": 1000,
-            "hidden_size": 256,
-            "intermediate_size": 512,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 1024,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": True,
-            "torch_dtype": "bfloat16",
-        }
-    )
+    return plan_model(LLAMA)
+
+
+def mixture(top_k: int) -> ModelPlan:
+    experts = {"num_experts": 4, "num_experts_per_tok": top_k, "moe_intermediate_size": 96}
+    family = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    return plan_model({**LLAMA, **family, **experts})
 
 
 def size(plan: ModelPlan, free: int, **settings: Any) -> MemoryPlan:
@@ -74,6 +81,11 @@ def test_a_cache_that_does_not_fit_is_refused_with_one_that_does(plan: ModelPlan
         size(plan, 1000, kv_cache_bytes=900 * MIB)
     fits = int(re.findall(r"--kv-cache-memory (\d+)MiB would fit", str(caught.value))[0])
     assert size(plan, 1000, kv_cache_bytes=fits * MIB).cache == fits * MIB
+
+
+def test_every_expert_that_a_token_goes_through_is_counted() -> None:
+    one, two = (size(mixture(top_k), 8000, max_num_batched_tokens=512).work for top_k in (1, 2))
+    assert two - one == 4 * 512 * (3 * 96 + 2 * 256)  # its channels three times, and its input and output
 
 
 def test_scored_prompts_are_counted(plan: ModelPlan) -> None:

@@ -144,12 +144,10 @@ def _attend(isa: str, cache: _Cache, queries: Floats, positions: Positions, **ho
     return np.asarray(found)
 
 
-def _attend_alone(
-    isa: str, cache: _Cache, queries: Floats, positions: Positions, **how: float
-) -> list[Floats]:
+def _alone(isa: str, cache: _Cache, queries: Floats, positions: Positions, **how: float) -> Floats:
     """Each row's attention, in a pass for itself."""
     rows = range(len(positions))
-    return [_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in rows]
+    return np.stack([_attend(isa, cache, queries[r : r + 1], positions[r : r + 1], **how)[0] for r in rows])
 
 
 def _last_positions(tokens: int, count: int, group: int) -> Positions:
@@ -212,7 +210,7 @@ def test_a_row_alone_gives_the_bits_that_it_gives_among_others(isa: str, kv_type
     positions = np.arange(300 - rows, 300, dtype=np.int32)
     queries = _queries(rows, 112)
     together = _attend(isa, cache, queries, positions)
-    np.testing.assert_array_equal(together, _attend_alone(isa, cache, queries, positions))
+    np.testing.assert_array_equal(together, _alone(isa, cache, queries, positions))
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 40, 48, 64, 80, 96, 112, 128, 144, 176, 192, 240, 256])
@@ -223,7 +221,7 @@ def test_every_number_of_rows_gives_a_row_the_bits_that_it_gives_alone(kv_type: 
     queries = _queries(_MOST_ROWS, head_dim)
     positions = np.repeat(np.arange(24, 40, dtype=np.int32), _MOST_ROWS // 16)
     for how in ({}, {"window": 17}, {"softcap": 2.0}):
-        alone = _attend_alone(isa, cache, queries, positions, **how)
+        alone = _alone(isa, cache, queries, positions, **how)
         for rows in range(2, _MOST_ROWS + 1):
             together = _attend(isa, cache, queries[:rows], positions[:rows], **how)
             np.testing.assert_array_equal(together, alone[:rows])
@@ -236,7 +234,7 @@ def test_prefill_in_any_chunks_gives_the_bits_of_decode_at_every_position(isa: s
     queries = _queries(290, 48)
     positions = np.arange(290, dtype=np.int32)
     for how in ({}, {"window": 70, "softcap": 3.0}):
-        alone = _attend_alone(isa, cache, queries, positions, **how)
+        alone = _alone(isa, cache, queries, positions, **how)
         for chunk in (3, 15, 16, 50, 64):
             chunks = [slice(start, start + chunk) for start in range(0, 290, chunk)]
             together = [_attend(isa, cache, queries[c], positions[c], **how) for c in chunks]
@@ -265,7 +263,7 @@ def test_rows_far_apart_give_the_bits_that_they_give_alone(isa: str, kv_type: st
     queries = _queries(len(positions), 48)
     for how in ({}, {"window": 19}):
         together = _attend(isa, cache, queries, positions, **how)
-        np.testing.assert_array_equal(together, _attend_alone(isa, cache, queries, positions, **how))
+        np.testing.assert_array_equal(together, _alone(isa, cache, queries, positions, **how))
 
 
 @pytest.mark.parametrize("kv_type", _KV_TYPES)

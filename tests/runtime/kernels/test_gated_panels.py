@@ -1,13 +1,15 @@
-"""Gated channels go straight into the next linear's panels: the bits of the slow way round, in every width."""
+"""Gated channels go straight into the next linear's panels: the bits of the slow way, in every width."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gristmill.runtime.kernels import _native
 from tests.runtime.kernels.packing_oracle import (
     IntegerWeight,
     Panels,
@@ -15,6 +17,8 @@ from tests.runtime.kernels.packing_oracle import (
     float_panels,
     round_bfloat16,
 )
+
+_native: Any = importlib.import_module("gristmill.runtime.kernels._native")
 
 SETS = [isa for isa in _native.instruction_sets() if isa == "amx"]
 KINDS = ("silu", "gelu", "gelu_tanh")
@@ -71,9 +75,9 @@ def panel_rows(raw: NDArray[np.uint8], panels: Panels, columns: int) -> NDArray[
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("bits", "tiles"), [(4, 1), (4, 6), (8, 3)])
 @pytest.mark.parametrize("isa", SETS)
-def test_gated_panels_are_gated_rows_in_panels(isa: str, bits: int, tiles: int, biased: bool, kind: str) -> None:
+def test_gated_panels_are_gated_rows(isa: str, bits: int, tiles: int, biased: bool, kind: str) -> None:
     weight, random = random_weight(bits, tiles), np.random.default_rng(tiles)
-    x = round_bfloat16(random.standard_normal((TOKENS, COLUMNS)).astype(np.float32))
+    x = round_bfloat16((0.05 * random.standard_normal((TOKENS, COLUMNS))).astype(np.float32))
     bias = random.standard_normal(32 * tiles).astype(np.float32) if biased else None
     columns = (16 * tiles + 31) // 32 * 32
     for width in (1, 2, 4, 8, 16):

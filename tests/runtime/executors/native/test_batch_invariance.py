@@ -165,6 +165,15 @@ def test_no_schedule_changes_a_bit_on_any_instruction_set(
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
+def test_no_schedule_changes_a_bit_of_a_mixture(instruction_set: str, executors: Executors) -> None:
+    for compute in ("int8", "bfloat16"):
+        chosen = {"instruction_set": instruction_set, "compute": compute, "kv": "bfloat16"}
+        alone = executors("qwen2 with experts", "mixed", threads=1, **chosen)
+        shared = executors("qwen2 with experts", "mixed", threads=2, **chosen)
+        check_schedules(alone, shared, max_examples=2 if instruction_set == "scalar" else 4)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
 def test_float32_models_are_no_exception(
     instruction_set: str, family_engine: Callable[[str], TinyEngine], open_native: OpenExecutor
 ) -> None:

@@ -25,6 +25,7 @@ from gristmill.runtime.executors.native.engine_file import (
     verify_engine_file,
 )
 from gristmill.runtime.safetensors_writer import TensorSpec, write_safetensors
+from tests.runtime.executors.native.tiny_engines import write_tiny
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -55,6 +56,20 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_safetensors(folder / "model.safetensors", specs, tensors.items())
     compile_native(folder, folder / "engine")
     return folder / "engine"
+
+
+@pytest.fixture(scope="module")
+def pristine_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of a dense block and one with experts."""
+    folder = tmp_path_factory.mktemp("mixture")
+    compile_native(write_tiny(folder, "qwen2 with experts", "plain"), folder / "engine")
+    return folder / "engine"
+
+
+@pytest.fixture
+def sparse_engine(pristine_mixture: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(pristine_mixture, tmp_path / "engine"))
 
 
 @pytest.fixture
@@ -201,6 +216,42 @@ def test_a_place_outside_the_file_or_inside_another_tensor_is_refused(
 ) -> None:
     edit_plan(engine, set_field(path, value))
     assert words in refusal(engine)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("layers.0.mixture", ..., "missing down, gate_up"),
+        ("layers.0.mixture.gate", None, "unknown gate"),
+        ("layers.0", lambda layer: {**layer, "gate_up": layer["o"]}, "missing down"),
+        ("layers.1", lambda layer: {**layer, "mixture": None}, "unknown mixture"),
+        ("layers", lambda layers: layers[::-1], "layers[0]; found one MLP"),
+        ("layers.0.mixture.experts", lambda experts: experts[1:], "mixture.experts; found 5; expected 6"),
+        ("layers.0.mixture.shared", None, "mixture.shared; found nothing"),
+        ("layers.0.mixture.router.kind", "bfloat16", "router.kind; found bfloat16; expected float32"),
+        ("layers.0.mixture.router.outputs", [6], "router.outputs"),
+        ("layers.0.mixture.router.bytes", 64, "router.bytes"),
+        ("layers.0.mixture.experts.2.down.rows", 96, "mixture.experts[2].down.rows"),
+        ("layers.0.mixture.experts.2.gate_up.columns", 32, "mixture.experts[2].gate_up.columns"),
+        ("layers.0.mixture.shared.gate_up.outputs", [64, 65], "mixture.shared.gate_up.outputs"),
+        ("layers.0.mixture.experts.5.down.offset", 8192, "the end of"),
+        ("layers.0.mixture.shared.down.offset", 2**40, "inside the file"),
+        ("model.layers.0.mlp.top_k", 7, "layers[0].mlp.top_k; found 7; expected 1 to the 6 experts"),
+        ("model.layers.0.mlp.top_k", 0, "layers[0].mlp.top_k"),
+        ("model.layers.0.mlp.router.out_features", 5, "layers[0].mlp.router.out_features"),
+        ("model.layers.0.mlp.router.bias", True, "layers[0].mlp.router.bias"),
+        ("model.layers.0.mlp.shared", None, "shared_gate beside a shared expert"),
+        ("model.layers.0.mlp.shared_gate.out_features", 2, "layers[0].mlp.shared_gate.out_features"),
+        ("model.layers.0.mlp.experts.3.down.in_features", 96, "mlp.experts[3].down.in_features"),
+        ("model.layers.0.mlp.shared.up.in_features", 96, "mlp.shared.up.in_features"),
+    ],
+)
+def test_an_entry_of_a_mixture_that_does_not_follow_from_the_model_is_refused(
+    sparse_engine: Path, path: str, value: Any, words: str
+) -> None:
+    read_engine_file(sparse_engine)
+    edit_plan(sparse_engine, set_field(path, value))
+    assert words in refusal(sparse_engine)
 
 
 @pytest.mark.parametrize("size", [0, 20, HEADER_BYTES - 1, HEADER_BYTES, -1])

@@ -49,9 +49,9 @@ def reference(source: WeightSource, tokens: list[int]) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("instruction_set", SETS)
 def test_every_family_gives_the_references_logits(
-    dense_family: str, instruction_set: str, family_engine: MakeFamily, open_native: OpenExecutor
+    family: str, instruction_set: str, family_engine: MakeFamily, open_native: OpenExecutor
 ) -> None:
-    engine, tokens = family_engine(dense_family), random_tokens(1, TOKENS)
+    engine, tokens = family_engine(family), random_tokens(1, TOKENS)
     executor = open_native(engine.file, compute="bfloat16", instruction_set=instruction_set, threads=2)
     assert relative_error(all_rows(executor, tokens), reference(engine.source, tokens)) < HEAD_INPUT_LIMIT
 

@@ -10,13 +10,15 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from gristmill.pipeline.compile.native_x86 import compile_native
+from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.executors.base import Executor, KVCacheConfig, KVDtype, SequenceStep
 from gristmill.runtime.executors.native.engine_file import EngineFile, read_engine_file
 from gristmill.runtime.executors.native.executor import NativeExecutor
 from gristmill.runtime.kv_scales import KVScales
-from gristmill.runtime.model_plan import LinearPlan, ModelPlan
+from gristmill.runtime.model_plan import LinearPlan, ModelPlan, MoePlan
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from gristmill.runtime.settings import Compute, ExecutorOptions
 from gristmill.runtime.sources.base import Tensor
@@ -25,6 +27,7 @@ from tests.tiny_checkpoints import SchemeOf, write_random, write_rounded
 __all__ = [
     "BLOCK",
     "KV_TYPES",
+    "MIXTURES",
     "NUM_BLOCKS",
     "SCHEMES",
     "SHAPES",
@@ -72,6 +75,30 @@ SHAPES: Mapping[str, dict[str, Any]] = {
         "head_dim": 20,
     },
 }
+_QWEN_EXPERTS = {"moe_intermediate_size": 128, "num_experts": 6, "num_experts_per_tok": 3}
+MIXTURES: Mapping[str, dict[str, Any]] = {
+    "mixtral": {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "qwen2 with experts": {
+        **_QWEN_EXPERTS,
+        "model_type": "qwen2_moe",
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": [1],
+    },
+    "qwen3 with experts": {
+        **_QWEN_EXPERTS,
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+    },
+}
+"""Which experts a token takes is as good as certain: see `_route_by_embedding`."""
 
 _MIXED = {
     "q_proj": QuantScheme(4, 32, symmetric=True),
@@ -164,9 +191,32 @@ class RoundedHead:
 
 def write_tiny(folder: Path, shape: str, scheme: str, **changes: Any) -> Path:
     """A checkpoint in `folder` of a shape and scheme by name; `changes` to its `config.json`."""
-    plain = write_random(folder / "plain", {**_SIZES, **SHAPES[shape], **changes}, deviation=0.2)
+    config = {**_SIZES, **{**SHAPES, **MIXTURES}[shape], **changes}
+    plain = write_random(folder / "plain", config, deviation=0.2)
+    if shape in MIXTURES:
+        _route_by_embedding(plain, config)
     scheme_of = SCHEMES[scheme]
     return plain if scheme_of is None else write_rounded(folder / "rounded", plain, scheme_of)
+
+
+def _route_by_embedding(folder: Path, config: dict[str, Any]) -> None:
+    """Let the first channels, which no layer writes to, choose the experts, and far from any tie.
+
+    Rounding would otherwise send some tokens to other experts, which no tolerance allows for.
+    """
+    tensors = load_file(folder / "model.safetensors")
+    layers = plan_model(config).layers
+    experts = max(len(layer.mlp.experts) for layer in layers if isinstance(layer.mlp, MoePlan))
+    ranks = np.tile(np.linspace(-1.5, 1.5, experts), (config["vocab_size"], 1))
+    tensors["model.embed_tokens.weight"][:, :experts] = np.random.default_rng(1).permuted(ranks, axis=1)
+    for layer in layers:
+        mlps = layer.mlp.mlps if isinstance(layer.mlp, MoePlan) else (layer.mlp,)
+        for writer in (layer.attention.o, *(mlp.down for mlp in mlps)):
+            tensors[writer.weight][:experts] = 0
+        if isinstance(layer.mlp, MoePlan):
+            tensors[layer.mlp.router.weight][:] = 4 * np.eye(experts, config["hidden_size"])
+            tensors[f"{layer.mlp_norm.name}.weight"][:experts] = 1
+    save_file(tensors, folder / "model.safetensors")
 
 
 def compiled(checkpoint: Path, out: Path) -> EngineFile:
