@@ -30,6 +30,8 @@ sanitize: $(READY) $(SANITIZED)-temp/.ready  ## the C++ code under the address a
 	$(SANITIZER) $(PY) -m pytest -q -p no:cacheprovider -k "not (any_instruction_set and (scalar or bfloat16-avx2))" \
 	    tests/runtime/kernels tests/runtime/sampling/test_sampler.py tests/runtime/sampling/test_logprobs.py \
 	    tests/runtime/executors/native/test_refusals.py \
+	    tests/runtime/executors/native/test_mixtures.py::test_a_mixture_whose_sizes_disagree_is_refused \
+	    tests/runtime/executors/native/test_mixtures.py::test_choosing_together_or_by_token_changes_no_bit \
 	    "tests/runtime/executors/native/test_batch_invariance.py::test_no_schedule_changes_a_bit_on_any_instruction_set"
 
 soak: $(READY)  ## a million simulated steps (ARGS="--steps N --seed S"), REQUESTS to a server, MINUTES under load

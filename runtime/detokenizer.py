@@ -29,9 +29,8 @@ class Detokenizer:
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; often one token, several after speculation."""
-        data = b"".join(
-            self._tokenizer.token_bytes(token_id) for token_id in token_ids if token_id not in self._skipped
-        )
+        token_bytes, skipped = self._tokenizer.token_bytes, self._skipped
+        data = b"".join([token_bytes(token_id) for token_id in token_ids if token_id not in skipped])
         while self._strip and data:
             if not data.startswith(b" "):
                 self._strip = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Tokenizer:
     special_tokens: Mapping[str, str]
     special_ids: frozenset[int]
     templates: Mapping[str, ChatTemplate]
+    _bytes: dict[int, bytes] = field(init=False, repr=False, default_factory=dict)  # of the tokens so far
 
     @classmethod
     def from_files(cls, side_files: Mapping[str, bytes], config: Mapping[str, Any]) -> Tokenizer:
@@ -81,8 +82,13 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, maybe part of a character; nothing for an id without a token."""
-        token = self.backend.id_to_token(token_id)
-        return b"" if token is None else self.codec.encode(token)
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = self.backend.id_to_token(token_id)
+            if token is None:
+                return b""
+            known = self._bytes[token_id] = self.codec.encode(token)
+        return known
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text.

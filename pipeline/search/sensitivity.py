@@ -1,8 +1,8 @@
 """How much the model loses when one unit alone is quantized, for each width that it may get.
 
-Each unit is measured at the middle bits, once with each group size, as the
-block's output really changes. Other bits follow from the error of the unit's own
-output, which the input's second moments give without running the block.
+Each unit is measured at one width, as the block's output really changes. Other
+widths follow from the error of the unit's own output, without running the block:
+it is a mean over many more numbers, so that small differences show.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from gristmill.calibration.drift import GroupStatistics
 from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
-from gristmill.pipeline.quantize.block import QuantizeSettings, quantize_block, served_weights
+from gristmill.pipeline.quantize.block import BlockResult, QuantizeSettings, quantize_block, served_weights
 from gristmill.pipeline.quantize.grids import dequantized
 from gristmill.pipeline.quantize.rtn import quantize_rtn
 from gristmill.pipeline.search.gradients import BlockGradients
@@ -69,34 +69,30 @@ def layer_losses(
 
     `inputs` holds the statistics of the layer's input groups, `weights` the
     original's block in float32. Units are rounded by GPTQ, or to nearest for
-    methods without data; how errors change with the bits is that of rounding to
-    nearest. Raises ModelError, naming the linear, for what isn't finite.
+    methods without data. Raises ModelError, naming the linear, for what isn't finite.
     """
     known = _Original(layer, inputs)
-    bits = _middle(widths)
+    middle = _middle(widths)
     losses = []
     for unit in units:
-        measured: dict[int | None, float] = {}
-        for width in (width for width in widths if width.bits == bits):
-            rounded = quantize_block(layer, weights, known, _alone(unit, width, settings))
-            measured[width.group_size] = gradients.loss(layer, served_weights(weights, rounded))
-        errors = {width: _rounding_error(unit, weights, known.by_linear, settings, width) for width in widths}
-        losses.append(tuple(_scaled(measured, errors, bits, width) for width in widths))
+        rounded = {
+            width.group_size: quantize_block(layer, weights, known, _alone(unit, width, settings))
+            for width in middle
+        }
+        loss = gradients.loss(layer, served_weights(weights, rounded[middle[-1].group_size]))
+        if settings.method in _DATA_FREE:
+            errors = [_rounding_error(unit, weights, known.by_linear, settings, width) for width in widths]
+        else:
+            errors = [_gptq_error(rounded[width.group_size], width.bits) for width in widths]
+        error = errors[widths.index(middle[-1])]
+        losses.append(tuple(loss * other / error if error > 0 else 0.0 for other in errors))
     return losses
 
 
-def _middle(widths: Sequence[Width]) -> int:
-    """The bits that are measured: the fewest change a block too much for an estimate to second order."""
+def _middle(widths: Sequence[Width]) -> list[Width]:
+    """The widths that are tried: all group sizes at bits near to what most units get."""
     bits = sorted({width.bits for width in widths})
-    return bits[(len(bits) - 1) // 2]
-
-
-def _scaled(
-    measured: Mapping[int | None, float], errors: Mapping[Width, float], bits: int, width: Width
-) -> float:
-    """The loss `measured` at `bits` with the group size of `width`, as much larger or less as the error."""
-    error = errors[replace(width, bits=bits)]
-    return measured[width.group_size] * errors[width] / error if error > 0 else 0.0
+    return [width for width in widths if width.bits == bits[(len(bits) - 1) // 2]]
 
 
 def _alone(unit: Unit, width: Width, settings: QuantizeSettings) -> QuantizeSettings:
@@ -104,6 +100,14 @@ def _alone(unit: Unit, width: Width, settings: QuantizeSettings) -> QuantizeSett
     schemes = {linear.name: settings.schemes[linear.name] for linear in unit.linears}
     method: Method = "rtn" if settings.method in _DATA_FREE else "gptq"
     return replace(settings, method=method, schemes=with_widths(schemes, [unit], [width]))
+
+
+def _gptq_error(rounded: BlockResult, bits: int) -> float:
+    """The output error of a unit at `bits`, up to a factor, from that of some bits.
+
+    It is in proportion to the square of the grid's step.
+    """
+    return sum(rounded.errors.values()) / ((1 << bits) - 1) ** 2
 
 
 def _rounding_error(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +38,13 @@ def check_batch(plan: ModelPlan, cache: KVCacheConfig, batch: Sequence[SequenceS
     """
     for index, entry in enumerate(batch):
         _check_sizes(f"batch entry {index}", plan, cache, entry)
+    if not batch:
+        return FlatBatch(np.empty(0, np.int32), np.empty(0, np.int32), [], [])
     tables = [entry.block_table[: _num_blocks(cache, entry)] for entry in batch]
     tokens = [entry.token_ids for entry in batch]
     flat = FlatBatch(
-        _flat("token id", tokens, plan.vocab_size),
-        _flat("block", tables, cache.num_blocks),
+        _checked("token id", np.array(list(chain.from_iterable(tokens))), tokens, plan.vocab_size),
+        _checked("block", np.concatenate([np.asarray(table) for table in tables]), tables, cache.num_blocks),
         list(map(len, tokens)),
         list(map(len, tables)),
     )
@@ -81,9 +85,12 @@ def _num_blocks(cache: KVCacheConfig, entry: SequenceStep) -> int:
 def _check_writers(
     cache: KVCacheConfig, batch: Sequence[SequenceStep], tables: Sequence[Sequence[int]]
 ) -> None:
+    written = [table[entry.start // cache.block_size :] for entry, table in zip(batch, tables, strict=True)]
+    if len(set(chain.from_iterable(written))) == sum(map(len, written)):
+        return
     writers: dict[int, int] = {}
-    for index, (entry, table) in enumerate(zip(batch, tables, strict=True)):
-        for block in table[entry.start // cache.block_size :]:
+    for index, blocks in enumerate(written):
+        for block in blocks:
             if block in writers:
                 raise InputError(
                     f"batch entry {index}: block {block} is written twice in one step",
@@ -93,11 +100,8 @@ def _check_writers(
             writers[block] = index
 
 
-def _flat(what: str, parts: Sequence[Sequence[int]], limit: int) -> NDArray[np.int32]:
-    """All values in one array; if they are not whole numbers below `limit`, an error that names the first."""
-    if not parts:
-        return np.empty(0, np.int32)
-    flat = np.concatenate([np.asarray(part) for part in parts])
+def _checked(what: str, flat: NDArray[Any], parts: Sequence[Sequence[int]], limit: int) -> NDArray[np.int32]:
+    """`flat`, the values of all parts; an error names the first that is no whole number below `limit`."""
     if flat.dtype.kind != "i" or flat.min() < 0 or flat.max() >= limit:
         checked = [_integers(f"batch entry {index}: {what}", part, limit) for index, part in enumerate(parts)]
         flat = np.concatenate(checked)

@@ -147,6 +147,14 @@ def test_metaspace_decoding_equals_the_library(scheme: str) -> None:
     assert "".join(stream(tokenizer, ids)) == tokenizer.backend.decode(ids)
 
 
+def test_token_bytes_stay_those_of_the_vocabulary(byte_level: Tokenizer) -> None:
+    for _ in range(2):  # looked up, then remembered
+        for token_id in range(byte_level.vocab_size):
+            entry = byte_level.backend.id_to_token(token_id)
+            assert entry is not None
+            assert byte_level.token_bytes(token_id) == byte_level.codec.encode(entry)
+
+
 def test_token_bytes_join_to_the_text(byte_level: Tokenizer) -> None:
     text = "naïve 天气 🙂"
     ids = byte_level.encode(text, add_special_tokens=False)

@@ -26,13 +26,13 @@ constexpr RowTiles tiles_for(uint8_t pairs) {
 constexpr RowTiles kWideTiles = tiles_for(16), kNarrowTiles = tiles_for(8);
 
 constexpr int kPairTokens = 2 * kUnitTokens;
-// 2^(f - 1) for f in 1 .. 2.
-constexpr float kCubic[] = {0.45213431f, 0.47777280f, -0.0080064116f, 0.078024521f};
+// 2^f for f in 0 .. 1.
+constexpr float kCubic[] = {0.99992526f, 0.69583350f, 0.22606719f, 0.078024551f};
 
 constexpr int kSums = 4;  // tiles of sums: what does not wait for each other hides the latency of a product
 // Numbers from row to row: at a power of two all rows would fall into the same cache sets.
 constexpr int kBfloat16Stride = kSpanTokens + 32;
-static_assert(kSpanTokens >= kMostHeadDim, "queries have the stride of weights, weighted values that of scores");
+static_assert(kSpanTokens >= kMostHeadDim, "queries have the stride of weights, sums that of scores");
 
 // A pass of several blocks has as many rows in the last one as in the others: what the rows behind the last
 // one hold is of no matter.
@@ -41,6 +41,8 @@ inline int block_rows(const Span& s) { return least(s.call->rows, kBlockRows); }
 struct TileSpan : Span {
   const uint8_t* values[kSpanUnits];
   alignas(64) uint16_t rounded[kMostAttendRows * kBfloat16Stride];  // queries, then weights
+  Floats lanes[kMostAttendRows];  // of a row's largest score, then of the sum of its weights
+  float reduced[kMostAttendRows];
   // Values of the first and of the last unit, with zeros for tokens that no row sees.
   alignas(64) uint16_t edges[2][kUnitTokens * kMostHeadDim];
 };
@@ -187,13 +189,15 @@ void score_span(TileSpan& s, int begin, int end, bool add) {
   if (begin == end) return;
   _tile_loadconfig(&(kStep == 32 ? kWideTiles : kNarrowTiles).of[block_rows(s) - 1]);
   for (int unit = s.first_unit / kSums * kSums; unit <= s.last_unit; unit += kSums)
-    for (int row = 0; row < s.call->rows; row += kBlockRows) score_units<kStep>(s, row, unit, begin, end, add);
+    for (int row = 0; row < s.call->rows; row += kBlockRows)
+      score_units<kStep>(s, row, unit, begin, end, add);
 }
 
 // ---------------------------------------------------------------- softmax
 
-// e^(score * factor - maximum), by powers of two in units of 2^-23: as whole numbers, their upper bits are
-// the exponent and their lower 23 bits the fraction of a float.
+#include "row_reductions_amx.inl"
+
+// e^(score * factor - maximum), by powers of two.
 struct Power {
   Floats factor, offset;
 };
@@ -201,7 +205,7 @@ struct Power {
 // Also tells the state its maximum, given that of the scores without the factor, and a sum to add to: zero,
 // or NaN if the maximum is not finite.
 inline Power power_of(float factor, float maximum, AttendState& state) {
-  constexpr float kUnit = 1.44269504088896341f * 0x1p23f;  // log2(e)
+  constexpr float kUnit = 1.44269504088896341f;  // log2(e)
   state.maximum = maximum * factor;
   state.sum = state.maximum - state.maximum;
   return {broadcast(factor * kUnit), broadcast(state.maximum * -kUnit)};
@@ -209,17 +213,15 @@ inline Power power_of(float factor, float maximum, AttendState& state) {
 
 // With an error of 1e-4 of it, a twentieth of what bfloat16 rounds off afterwards; below 2^-60 it is zero.
 inline Floats raise(Power power, Floats score) {
+  constexpr int kFractionFromFloor = 1 | 8;
   const Floats x = fmadd(score, power.factor, power.offset);
-  const __mmask16 large = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-60 * 0x1p23f), _CMP_GE_OQ);
-  const __m512i bits = _mm512_cvtps_epi32(x.v);
-  const __m512i exponent = _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xff800000u)));
-  const __m512i fraction = _mm512_set1_epi32(0x7fffff), one = _mm512_set1_epi32(0x3f800000);
-  const Floats f = {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(bits, fraction, one, 0xea))};  // and, or
+  const __mmask16 large = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-60.0f), _CMP_NLT_UQ);  // NaN too
+  const Floats f = {_mm512_reduce_ps(x.v, kFractionFromFloor)};
   Floats p = broadcast(kCubic[3]);
   p = fmadd(p, f, broadcast(kCubic[2]));
   p = fmadd(p, f, broadcast(kCubic[1]));
   p = fmadd(p, f, broadcast(kCubic[0]));
-  return {_mm512_castsi512_ps(_mm512_maskz_add_epi32(large, _mm512_castps_si512(p.v), exponent))};
+  return {_mm512_maskz_scalef_ps(large, p.v, x.v)};
 }
 
 // Turns products of a row into scores with a soft cap.
@@ -229,29 +231,31 @@ void cap_scores(const TileSpan& s, float* scores, int first, int end) {
     store(scores + t, mul(cap, hyperbolic_tangent(div(mul(load(scores + t), scale), cap))));
 }
 
-// Turns a row's products into weights e^(score - maximum), rounded; those of tokens that it does not see
-// are zero. Two units at a time, aligned, do not wait for each other.
-void softmax_row(TileSpan& s, int row, AttendState& state) {
-  const int begin = s.begin[row], end = s.end[row];
-  const int first = begin / kPairTokens * kPairTokens;
-  const bool capped = s.call->softcap > 0.0f;
+// Lanes of the largest of a row's scores, or of its products if there is no soft cap. Here and below two
+// units at a time, aligned, do not wait for each other.
+Floats largest_scores(TileSpan& s, int row) {
+  const int begin = s.begin[row], end = s.end[row], first = begin / kPairTokens * kPairTokens;
   const Floats lowest = broadcast(-__builtin_inff());
   float* scores = s.scores + row * kScoreStride;
-  if (capped) cap_scores(s, scores, first, end);
-  Floats maxima[2] = {lowest, lowest}, all[2] = {zero(), zero()};  // all: NaN if one is NaN
+  if (s.call->softcap > 0.0f) cap_scores(s, scores, first, end);
+  Floats maxima[2] = {lowest, lowest};
   for (int t = first; t < end; t += kPairTokens)
 #pragma GCC unroll 2
     for (int u = 0; u < 2; ++u) {
       const int token = t + u * kUnitTokens;
-      const Floats score = load(scores + token);
-      maxima[u] = max(maxima[u], replace_hidden(score, begin, end, token, lowest));
-      all[u] = add(all[u], replace_hidden(score, begin, end, token, zero()));
+      maxima[u] = max(maxima[u], replace_hidden(load(scores + token), begin, end, token, lowest));
     }
-  const float maximum = _mm512_reduce_max_ps(max(maxima[0], maxima[1]).v);
-  const Power power = power_of(capped ? 1.0f : s.call->scale, maximum, state);
+  return max(maxima[0], maxima[1]);
+}
+
+// Turns a row's products into weights e^(score - maximum), rounded; those of tokens that it does not see are
+// zero. Gives lanes of their sum: NaN, if a score is.
+Floats weigh_scores(TileSpan& s, int row, Power power) {
+  const int begin = s.begin[row], end = s.end[row];
+  const float* scores = s.scores + row * kScoreStride;
   uint16_t* weights = s.rounded + row * kBfloat16Stride;
   Floats sums[2] = {zero(), zero()};
-  for (int t = first; t < end; t += kPairTokens) {
+  for (int t = begin / kPairTokens * kPairTokens; t < end; t += kPairTokens) {
     Floats weight[2];
 #pragma GCC unroll 2
     for (int u = 0; u < 2; ++u) {
@@ -261,23 +265,28 @@ void softmax_row(TileSpan& s, int row, AttendState& state) {
     }
     _mm512_store_si512(weights + t, (__m512i)_mm512_cvtne2ps_pbh(weight[1].v, weight[0].v));
   }
-  const float total = _mm512_reduce_add_ps(add(all[0], all[1]).v);
-  state.sum += _mm512_reduce_add_ps(add(sums[0], sums[1]).v);
-  if (total != total) state.sum = total;
+  return add(sums[0], sums[1]);
 }
 
 // Weights of all rows and of all units of the span that any row sees.
 void softmax_rows(TileSpan& s, AttendState* states) {
-  const int last = (s.last_unit + 1) * kUnitTokens;
-  for (int r = 0; r < s.call->rows; ++r) {
+  const int rows = s.call->rows, last = (s.last_unit + 1) * kUnitTokens;
+  const float factor = s.call->softcap > 0.0f ? 1.0f : s.call->scale;
+  for (int r = 0; r < rows; ++r)
+    if (sees(s, r)) s.lanes[r] = largest_scores(s, r);
+  reduce_rows<Largest>(s.lanes, rows, s.reduced);
+  for (int r = 0; r < rows; ++r) {
     uint16_t* weights = s.rounded + r * kBfloat16Stride;
     const int begin = sees(s, r) ? s.begin[r] / kPairTokens * kPairTokens : last;
     const int end = sees(s, r) ? s.end[r] : last;
     for (int t = s.first_unit * kUnitTokens; t < begin; t += kUnitTokens) store_bf16(weights + t, zero());
-    if (sees(s, r)) softmax_row(s, r, states[r]);
+    if (sees(s, r)) s.lanes[r] = weigh_scores(s, r, power_of(factor, s.reduced[r], states[r]));
     const int behind = (end + kPairTokens - 1) / kPairTokens * kPairTokens;
     for (int t = behind; t < last; t += kUnitTokens) store_bf16(weights + t, zero());
   }
+  reduce_rows<Adding>(s.lanes, rows, s.reduced);
+  for (int r = 0; r < rows; ++r)
+    if (sees(s, r)) states[r].sum += s.reduced[r];
 }
 
 // ---------------------------------------------------------------- weighted values

@@ -36,7 +36,7 @@ void split_queries(ByteSpan& s) {
 
 // A block's and a group's sums become scores without their factor, or with it and a soft cap; those of tokens
 // that a row doesn't see become -inf.
-void join_group(ByteSpan& s, int row, int first) {
+void join_group(ByteSpan& s, int row, int first, const int32_t* sums) {
   const bool capped = s.call->softcap > 0.0f;
   const Floats lowest = broadcast(-__builtin_inff()), cap = broadcast(s.call->softcap);
   for (int r = row; r < least(row + kBlockRows, s.call->rows); ++r) {
@@ -44,7 +44,8 @@ void join_group(ByteSpan& s, int row, int first) {
     Floats maxima = s.maxima[r];
     for (int u = 0; u < kGroupUnits; ++u) {
       const int t = (first + u) * kUnitTokens;
-      const __m512i sum = _mm512_sub_epi32(join_limbs(s, (r - row) * kGroupStride + u * kUnitTokens), offset);
+      const __m512i joined = join_limbs(s, sums + (r - row) * kGroupStride + u * kUnitTokens);
+      const __m512i sum = _mm512_sub_epi32(joined, offset);
       Floats score = mul({_mm512_cvtepi32_ps(sum)}, load(s.key_scales + t));
       if (capped) score = mul(cap, hyperbolic_tangent(div(mul(score, broadcast(s.factors[r])), cap)));
       score = replace_hidden(score, s.begin[r], s.end[r], t, lowest);
@@ -81,16 +82,18 @@ bool score_all_bytes(ByteSpan& s) {
   const Seen seen = seen_by_any(s);
   configure(s, step);
   for (int r = 0; r < s.call->rows; ++r) s.maxima[r] = broadcast(-__builtin_inff());
+  int turn = 0, joined_row = 0, joined_unit = 0;
   for (int unit = s.first_unit / kGroupUnits * kGroupUnits; unit <= s.last_unit; unit += kGroupUnits) {
     const GroupKeys keys = open_keys(s, unit);
-    score_group(s, keys, 0, step);
     if (!open_scales(s, unit, seen)) return false;
-    join_group(s, 0, unit);
-    for (int row = kBlockRows; row < s.call->rows; row += kBlockRows) {
-      score_group(s, keys, row, step);
-      join_group(s, row, unit);
+    for (int row = 0; row < s.call->rows; row += kBlockRows, ++turn) {
+      score_group(s, keys, row, step, s.buffers[turn % 2]);
+      if (turn > 0) join_group(s, joined_row, joined_unit, s.buffers[(turn - 1) % 2]);
+      joined_row = row;
+      joined_unit = unit;
     }
   }
+  join_group(s, joined_row, joined_unit, s.buffers[(turn - 1) % 2]);
   return true;
 }
 
@@ -120,7 +123,7 @@ void split_weights(const float* weights, int first, int behind, float most, uint
 void weigh_scores(ByteSpan& s, int row, int first, int behind, AttendState& state) {
   float* scores = s.scores + row * kScoreStride;
   const float factor = s.call->softcap > 0.0f ? 1.0f : s.factors[row];
-  const Power power = power_of(factor, _mm512_reduce_max_ps(s.maxima[row].v), state);
+  const Power power = power_of(factor, s.largest[row], state);
   Floats sums = zero(), peak = zero();
   for (int t = first; t < behind; t += kUnitTokens) {
     Floats weight = raise(power, load(scores + t));
@@ -139,16 +142,19 @@ void softmax_all_bytes(ByteSpan& s, AttendState* states) {
   const int last = (s.last_unit / kGroupUnits + 1) * kGroupTokens;
   const __m512i none = _mm512_setzero_si512();
   int first[kMostAttendRows], behind[kMostAttendRows];
+  reduce_rows<Largest>(s.maxima, s.call->rows, s.largest);
   for (int r = 0; r < s.call->rows; ++r) {
     first[r] = sees(s, r) ? s.begin[r] / kGroupTokens * kGroupTokens : last;
     behind[r] = sees(s, r) ? (s.end[r] + kGroupTokens - 1) / kGroupTokens * kGroupTokens : last;
     if (sees(s, r)) weigh_scores(s, r, first[r], behind[r], states[r]);
   }
+  reduce_rows<Largest>(s.maxima, s.call->rows, s.largest);
+  reduce_rows<Adding>(s.totals, s.call->rows, s.total);
   for (int r = 0; r < s.call->rows; ++r) {
     uint8_t* limbs[2] = {row_limbs(s, r), row_limbs(s, r) + second_limbs(s)};
     if (sees(s, r)) {
-      const float most = _mm512_reduce_max_ps(s.maxima[r].v);
-      states[r].sum += _mm512_reduce_add_ps(s.totals[r].v);
+      const float most = s.largest[r];
+      states[r].sum += s.total[r];
       s.scales[r] = most / kMostWeight;
       split_weights(s.scores + r * kScoreStride, first[r], behind[r], most, limbs[0], limbs[1]);
     }
@@ -163,11 +169,11 @@ void softmax_all_bytes(ByteSpan& s, AttendState* states) {
 // ---------------------------------------------------------------- weighted values
 
 // weighted[d .. d + 16 blocks) of a block's rows, `row` and following: from the sums of limbs.
-void store_weighted(const ByteSpan& s, int row, int d, int blocks, AttendState* states) {
+void store_weighted(const ByteSpan& s, int row, int d, int blocks, const int32_t* sums, AttendState* states) {
   for (int r = row; r < least(row + kBlockRows, s.call->rows); ++r) {
     if (!sees(s, r)) continue;
     for (int c = 0; c < blocks; ++c) {
-      const Floats sum = {_mm512_cvtepi32_ps(join_limbs(s, (r - row) * kGroupStride + 16 * c))};
+      const Floats sum = {_mm512_cvtepi32_ps(join_limbs(s, sums + (r - row) * kGroupStride + 16 * c))};
       store(states[r].weighted + d + 16 * c, mul(sum, broadcast(s.scales[r])));
     }
   }
@@ -175,17 +181,22 @@ void store_weighted(const ByteSpan& s, int row, int d, int blocks, AttendState* 
 
 template <int kBlocks>
 void weigh_few(ByteSpan& s, int d, AttendState* states) {
-  add_units<kBlocks>(s, d);
-  store_weighted(s, 0, d, kBlocks, states);
+  add_units<kBlocks>(s, d, s.buffers[0]);
+  store_weighted(s, 0, d, kBlocks, s.buffers[0], states);
 }
 
 template <int kBlocks>
 void weigh_many(ByteSpan& s, int d, AttendState* states) {
   copy_groups<kBlocks>(s, d);
-  for (int row = 0; row < s.call->rows; row += kBlockRows) {
-    add_groups<kBlocks>(s, row);
-    store_weighted(s, row, d, kBlocks, states);
+  int row = 0;
+  for (; row < s.call->rows; row += kBlockRows) {
+    add_groups<kBlocks>(s, row, s.buffers[row / kBlockRows % 2]);
+    if (row == 0) continue;
+    const int stored = row - kBlockRows;
+    store_weighted(s, stored, d, kBlocks, s.buffers[stored / kBlockRows % 2], states);
   }
+  row -= kBlockRows;
+  store_weighted(s, row, d, kBlocks, s.buffers[row / kBlockRows % 2], states);
 }
 
 void weigh_all_bytes(ByteSpan& s, AttendState* states) {

@@ -57,7 +57,8 @@ int pass_tokens(const Batch& batch, int sequence, int token, int most) {
   return std::min(most, rest);
 }
 
-// The passes of a sequence that read one kv head, the longest first: the last ones that threads take are short.
+// The passes of a sequence that read one kv head, the longest first: the last ones that threads take are
+// short.
 void add_passes(const Batch& batch, const Attention& attention, int sequence, int kv_head, int rows,
                 AttendPlan& plan) {
   const int group = attention.num_heads / attention.num_kv_heads;
@@ -117,7 +118,9 @@ AttendPlan plan_attention(const Batch& batch, const Attention& attention, int ro
   do {
     plan.items.clear();
     for (int s = 0; s < batch.input.sequences; ++s) {
-      for (int head = 0; head < attention.num_kv_heads; ++head) add_passes(batch, attention, s, head, rows, plan);
+      for (int head = 0; head < attention.num_kv_heads; ++head) {
+        add_passes(batch, attention, s, head, rows, plan);
+      }
     }
     if (static_cast<int>(plan.items.size()) >= kItemsPerThread * threads || threads == 1) return plan;
     rows /= 2;

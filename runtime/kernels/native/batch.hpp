@@ -69,8 +69,9 @@ struct Batch {
 // Throws std::invalid_argument for a token, position or block outside the model or the cache.
 void lay_out(const StepInput& input, const Model& model, int num_blocks, int block_size, Batch& batch);
 
-// How a layer's attention is split into passes, of up to about `rows` rows where threads need not wait for each
-// other. Which rows share a pass and which thread takes which span does not change a bit of the result.
+// How a layer's attention is split into passes, of up to `rows` rows (or one token's heads) where that leaves
+// enough of them to all threads. Which rows share a pass and which thread takes which span does not change a
+// bit of the result.
 AttendPlan plan_attention(const Batch& batch, const Attention& attention, int rows, int threads);
 
 }  // namespace gristmill

@@ -11,7 +11,7 @@
 namespace gristmill {
 namespace {
 
-constexpr double kListTokens = 1024.0;  // so many are listed, and looked at alone from then on
+constexpr double kListTokens = 4096.0;  // so many are listed, and looked at alone from then on
 constexpr double kFewTokens = 48.0;     // so many are ranked
 constexpr int64_t kSampleStride = 16;     // of the blocks that tell where to look
 constexpr int32_t kGuessWidth = 1 << 20;  // in bits of a weight: an eighth of an octave
@@ -81,16 +81,21 @@ Bracket halve_twice(const Bracket& bracket, double target, const Passed& passed)
   return split(bracket, bounds, target, passed);
 }
 
-// What is left of a bracket if a sample of the blocks is like all: right or wrong, a place to split it.
+// What is left of a bracket if a sample of the blocks is like all: right or wrong, a place to split it. The
+// few tokens of large weight hardly ever are; so what the sample tells is how much those below a bound add
+// up to.
 Bracket split_by_sample(const Bracket& bracket, double top_p, const SamplingScratch& scratch) {
   Bracket guess = bracket;
   double total = 0.0;
-  for (size_t block = 0; block < scratch.sums.size(); block += kSampleStride) total += scratch.sums[block];
+  int64_t blocks = 0;
+  for (size_t block = 0; block < scratch.sums.size(); block += kSampleStride, ++blocks) {
+    total += scratch.sums[block];
+  }
+  const double share = static_cast<double>(blocks) / static_cast<double>(scratch.sums.size());
+  const double target = total - (1.0 - top_p) * bracket.total_of_least * share;
   Passed sample = whole_row(scratch);
   sample.stride = kSampleStride;
-  while (guess.end - guess.least > kGuessWidth) {
-    guess = halve_twice(guess, top_p * total, sample);
-  }
+  while (guess.end - guess.least > kGuessWidth) guess = halve_twice(guess, target, sample);
   const int32_t least = std::max(guess.least - kGuessWidth, bracket.least);
   const int32_t end = std::min(guess.end + kGuessWidth, bracket.end);
   const float bounds[kBoundsPerPass] = {float_of(least), float_of(guess.least), float_of(end)};

@@ -1,4 +1,4 @@
-// A mixture of experts: each token goes through those that the router chooses, and their outputs are summed.
+// A mixture of experts: each token goes through those that the router chooses, and their outputs add up.
 //
 // Tokens are gathered by expert, so that an expert's weights are read once a step. A token's result is
 // the same bits whatever else its experts are given: linears do not mix tokens, and the outputs are
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kChosenTogether = 8;        // up to here one thread chooses the experts of all tokens
 constexpr int64_t kMostClaims = 1 << 19;  // of one round: the pool counts in 20 bits
-constexpr int64_t kSpareTokens = 32;      // of an expert's panels: the padding of its last, and to whole lines
+constexpr int64_t kSpareTokens = 32;      // of an expert's panels: padding of the last, and to whole lines
 
 // How far panels of all experts reach in the memory that they share, in bytes and in scales.
 struct PanelEnds {
@@ -60,10 +60,13 @@ void Step::reserve_mixture(int64_t tokens) {
   const int64_t rows = byte_count({tokens, most_passes_});
   space.normed.reserve(byte_count({tokens, hidden_stride_, 4}));
   space.logits.reserve(byte_count({tokens, logits_stride_, 4}));
-  for (Buffer* each : {&space.chosen, &space.weights, &space.token_rows, &space.row_tokens}) each->reserve(rows * 4);
+  for (Buffer* each : {&space.chosen, &space.weights, &space.token_rows, &space.row_tokens}) {
+    each->reserve(rows * 4);
+  }
   space.gated.reserve(byte_count({rows, expert_stride_, 4}));
   space.outputs.reserve(byte_count({rows, hidden_stride_, 4}));
-  space.panels.reserve(rows + kSpareTokens * std::min(rows, most_experts_), std::max(hidden_stride_, expert_stride_));
+  space.panels.reserve(rows + kSpareTokens * std::min(rows, most_experts_),
+                       std::max(hidden_stride_, expert_stride_));
   space.next_rows.resize(most_experts_);
   space.work.reserve(most_experts_);
   for (ThreadSpace& own : space_.threads) own.choice.reserve(most_experts_ * 8);
@@ -96,8 +99,8 @@ void Step::route(int thread, const Layer& layer) {
   float* normed = space_.mixture.normed.as<float>();
   for (int t; (t = pool_.claim(thread, tokens)) >= 0;) {
     float* row = normed + t * hidden_stride_;
-    kernels_.rms_norm(space_.hidden.as<float>() + t * hidden_stride_, layer.mlp_norm.weight, layer.mlp_norm.eps,
-                      model_.hidden_size, row);
+    kernels_.rms_norm(space_.hidden.as<float>() + t * hidden_stride_, layer.mlp_norm.weight,
+                      layer.mlp_norm.eps, model_.hidden_size, row);
     std::fill(row + model_.hidden_size, row + hidden_stride_, 0.0f);
   }
   next(thread, Operation::prepare);
@@ -163,7 +166,8 @@ void Step::group(const Mixture& mixture) {
   int64_t panels = 0, gate_up_shares = 0, down_shares = 0;
   int32_t row = 0;
   const auto place = [&](const Linear& linear, int rows, PanelEnds& ends, int64_t& shares) {
-    return lay_out(kernels_, options_.integer_activations, linear, rows, pool_.size(), space.panels, ends, shares);
+    return lay_out(kernels_, options_.integer_activations, linear, rows, pool_.size(), space.panels, ends,
+                   shares);
   };
   for (size_t i = 0; i < mixture.experts.size(); ++i) {
     const Expert& expert = mixture.experts[i];
@@ -216,7 +220,8 @@ void Step::fill_expert_panel(int thread, const ExpertWork& work, ExpertLinear Ex
   const auto row = [&](int t) -> const float* {
     const int64_t index = work.first_row + first + t;
     if (!gathered) return space_.mixture.gated.as<float>() + index * expert_stride_;
-    return space_.mixture.normed.as<float>() + space_.mixture.row_tokens.as<int32_t>()[index] * hidden_stride_;
+    const int32_t token = space_.mixture.row_tokens.as<int32_t>()[index];
+    return space_.mixture.normed.as<float>() + token * hidden_stride_;
   };
   const float* source = row(0);
   int64_t stride = expert_stride_;
@@ -240,7 +245,9 @@ template <typename SinkOf>
 void Step::multiply_experts(int thread, ExpertLinear ExpertWork::*which, const std::atomic<int64_t>& shares,
                             SinkOf&& sink_of) {
   const std::vector<ExpertWork>& work = space_.mixture.work;
-  const auto before = [which](int64_t share, const ExpertWork& each) { return share < (each.*which).first_share; };
+  const auto before = [which](int64_t share, const ExpertWork& each) {
+    return share < (each.*which).first_share;
+  };
   for (int64_t share, end; (share = claim_found(thread, shares, end)) >= 0;) {
     for (; share < end; ++share) {
       const ExpertWork& expert = *(std::upper_bound(work.begin(), work.end(), share, before) - 1);

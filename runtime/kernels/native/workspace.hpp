@@ -34,7 +34,7 @@ struct ThreadSpace {
   Buffer rows;      // float [kMostPanelTokens][columns]: normed rows on their way into a panel
   Buffer tile;      // float [kChunkTokens][32]: the output of one call of a linear kernel
   Buffer scratch;   // kLinearScratchBytes, where linears run on matrix tiles
-  Buffer states;    // float [2][kMostAttendRows][kMostHeadDim]: weighted values of a span and of all
+  Buffer states;    // float [2][kMostAttendRows][kMostHeadDim] at most: weighted values of all spans and of one
   Buffer choice;    // of a mixture: float [experts], their shares, then int32 [experts], an order
   std::vector<const uint8_t*> units;
 };
