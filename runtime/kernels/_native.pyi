@@ -52,8 +52,24 @@ def linear_panel(
     last: int,
     panels_a_call: int = 1,
     tiles_a_call: int = 1,
-    reuse: bool = False,
 ) -> NDArray[np.float32]: ...
+def gated_panels(
+    isa: str,
+    kind: str,
+    packed: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    group: int,
+    values: NDArray[np.uint8],
+    tokens: int,
+    panel: int,
+    last: int,
+    activation: int,
+    channels: int,
+    bias: NDArray[np.float32] | None = None,
+    panels_a_call: int = 1,
+    tiles_a_call: int = 1,
+) -> NDArray[np.uint8]: ...
 
 class SamplerState:
     def __init__(

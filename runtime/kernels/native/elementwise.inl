@@ -181,6 +181,13 @@ inline Floats gelu_tanh(Floats x) {  // (1 + tanh u) / 2 = 1 / (1 + e^-2u)
 }
 
 template <Activation kind>
+inline Floats activate(Floats x) {
+  if constexpr (kind == Activation::silu) return sigmoid_times(x, x);
+  if constexpr (kind == Activation::gelu) return gelu(x);
+  return gelu_tanh(x);
+}
+
+template <Activation kind>
 inline void gate_tile_with(const float* a, int tokens, int n, const float* bias, float* y, int64_t stride) {
   for (int t = 0; t < tokens; ++t) {
     Floats gate = load(a + t * kTileRows);
@@ -189,10 +196,7 @@ inline void gate_tile_with(const float* a, int tokens, int n, const float* bias,
       gate = add(gate, load(bias));
       up = add(up, load(bias + 16));
     }
-    const Floats active = kind == Activation::silu   ? sigmoid_times(gate, gate)
-                          : kind == Activation::gelu ? gelu(gate)
-                                                     : gelu_tanh(gate);
-    store_first(y + t * stride, mul(active, up), n);
+    store_first(y + t * stride, mul(activate<kind>(gate), up), n);
   }
 }
 

@@ -19,7 +19,9 @@ constexpr int kSpanTokens = 256;     // positions, aligned, whose softmax is com
 constexpr int kMostHeadDim = 256;
 constexpr int kMostAttendRows = 64;  // query rows that share one pass over keys and values
 constexpr int kMostLinearTiles = 4;  // weight tiles of one call on matrix tiles
-constexpr int64_t kLinearScratchBytes = 512 << 10;
+constexpr int kMostTileTokens = 512; // tokens of one call on matrix tiles
+constexpr int64_t kDecodedBytes = 512 << 10;
+constexpr int64_t kLinearScratchBytes = kDecodedBytes + kMostLinearTiles * kMostTileTokens * kTileRows * 4;
 
 // ---------------------------------------------------------------- linears
 
@@ -59,6 +61,33 @@ struct Activations {
   void* values;
   float* scales;
   int32_t* sums;
+};
+
+enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2 };
+
+// Where a tile's rows go in the output: `count` of them, from column `column`.
+struct TileOutput {
+  int32_t column;
+  int32_t count;
+};
+
+enum class Finish : int32_t {
+  write = 0,        // y[token][outputs[tile].column ..] = sums (+ bias)
+  add = 1,          // the same += sums (+ bias)
+  gate = 2,         // y[token][16 * tile ..] = activation(sums of 16 gate rows) * sums of the 16 up rows (bias to both)
+  gate_panels = 3,  // the same into bfloat16 panels as wide as the input's, where there are matrix tiles
+};
+
+// What becomes of a linear's sums.
+struct Sink {
+  Finish finish;
+  const float* bias;          // in padded row order, or null
+  const TileOutput* outputs;  // one a tile; none of gates
+  Activation activation;      // of gates, as what follows
+  int32_t channels;           // gated in all: of the last tile fewer than 16 may count
+  float* y;                   // row of the first token; rows are `stride` apart
+  int64_t stride;
+  Activations panels;         // gate_panels only: columns from `channels` on become zero
 };
 
 // ---------------------------------------------------------------- attention
@@ -110,15 +139,6 @@ struct AttendRows {
 
 // ---------------------------------------------------------------- the table
 
-enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2 };
-
-// Calls of linear_tiles that differ in their panels only can share what they decode in `scratch`.
-enum class TileReuse : int32_t {
-  none = 0,   // nothing is there, and nothing need be left
-  first = 1,  // decode, and leave it there
-  again = 2,  // the call before was a first or another again
-};
-
 struct KernelTable {
   const char* name;     // as GRISTMILL_ISA names it
   int32_t panel;        // widest panel: 8, or 16 with matrix tiles
@@ -138,11 +158,12 @@ struct KernelTable {
   // sum over one weight group, then out = fma(sum, weight scale, out).
   void (*linear_float)(const Weight& weight, int tile, const Activations& x, int first, int count, float* out);
   // Instead of it for bfloat16 activations and weights of any kind but float32, where there are matrix tiles;
-  // null elsewhere. `tiles` tiles from `tile` on (at most kMostLinearTiles) into out[tile][token][32]. A
-  // weight is (code - zero point) * scale, rounded to float32 and then to bfloat16, and all columns are
-  // added without further rounding to bfloat16; rows of int8 with one scale are added unscaled. `scratch` is the kernel's own meanwhile: kLinearScratchBytes.
+  // null elsewhere. `tiles` tiles from `tile` on (at most kMostLinearTiles) of at most kMostTileTokens tokens,
+  // given to the sink; padding tokens get no rows. A weight is (code - zero point) * scale, rounded to float32
+  // and then to bfloat16, and all columns are added without further rounding to bfloat16; rows of int8 with
+  // one scale are added unscaled. `scratch` is the kernel's own meanwhile: kLinearScratchBytes.
   void (*linear_tiles)(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
-                       TileReuse reuse, void* scratch, float* out);
+                       void* scratch, const Sink& sink);
 
   // y[t][0..n) = a[t][0..n) (+ bias) or y += a (+ bias); a has row stride 32, n <= 32.
   void (*store_tile)(const float* a, int tokens, int n, const float* bias, bool add, float* y,

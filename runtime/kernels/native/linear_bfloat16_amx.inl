@@ -10,11 +10,13 @@ using decode_bfloat16_amx::kHalfStep;
 using decode_bfloat16_amx::kStep;
 using decode_bfloat16_amx::kStepColumns;
 using decode_bfloat16_amx::Reader;
+using finish_bfloat16_amx::Pending;
 
-constexpr int kNearSteps = 9;    // whose operands stay in the first level cache
+constexpr int kWholeSteps = 18;  // as many are added in one go
+constexpr int kNearSteps = 12;   // of more, so many: a pair's values stay in the first level cache
 constexpr int kNarrowSteps = 4;  // decoded at a time for few tokens
-// Decoded at a time for many, of all tiles together.
-constexpr int kMostSteps = kLinearScratchBytes / (kStep * 2);
+constexpr int kMostSteps = kDecodedBytes / (kStep * 2);  // decoded at a time for many, of all tiles together
+constexpr int kPairSums = 2 * kMostPanelTokens * kTileRows;
 
 // Tiles 0, 1: sums [16 rows][width] of the low and high rows for a first panel; 2, 3: for a second one; 4, 5:
 // weights [16 rows][32] of the low and high rows; 6, 7: the panels' values [16 pairs][width][2].
@@ -34,12 +36,18 @@ struct Pair {
   int widths[2];
   int panels;
   int columns;
+  int first;    // the first panel's number
+  int token;    // its first token's
+  int tokens;   // of both, without padding
 };
 
 Pair pair_at(const Activations& x, int panel, int end) {
   Pair pair{};
   const auto width = [&x](int p) { return p == x.panels - 1 ? x.last : x.panel; };
   pair.columns = x.columns;
+  pair.first = panel;
+  pair.token = panel * x.panel;
+  pair.tokens = x.tokens - pair.token;
   pair.panels = end - panel < 2 ? 1 : 2;
   pair.values[0] = static_cast<const uint16_t*>(x.values) + static_cast<int64_t>(panel) * x.panel * x.columns;
   pair.widths[0] = pair.widths[1] = width(panel);
@@ -87,16 +95,37 @@ inline void store_sums(float* sums, const Pair& pair) {
   }
 }
 
-// Adds `steps` decoded steps from step `start` of the panels.
-template <int kPanels>
-inline void add_steps(const uint16_t* decoded, int steps, int start, const Pair& pair) {
+// A step's weights, low rows first. Those that come from the second level cache would push the panels out of
+// the first one, were they not said to be used once.
+template <bool kFar>
+inline void load_low_rows(const uint16_t* decoded) {
+  if constexpr (kFar) {
+    _tile_stream_loadd(4, decoded, 64);
+  } else {
+    _tile_loadd(4, decoded, 64);
+  }
+}
+
+template <bool kFar>
+inline void load_high_rows(const uint16_t* decoded) {
+  if constexpr (kFar) {
+    _tile_stream_loadd(5, decoded + kHalfStep, 64);
+  } else {
+    _tile_loadd(5, decoded + kHalfStep, 64);
+  }
+}
+
+// Adds `steps` decoded steps from step `start` of the panels, and with kFar finishes what is pending meanwhile.
+template <int kPanels, bool kFar>
+inline void add_steps(const uint16_t* decoded, int steps, int start, const Pair& pair, Pending& pending) {
   const int first = pair.widths[0], second = pair.widths[1];
   const uint16_t* x = pair.values[0] + static_cast<int64_t>(start) * kStepColumns * first;
   const uint16_t* y = pair.values[1] + static_cast<int64_t>(start) * kStepColumns * second;
+  const int pieces = kFar ? (pending.left() + steps - 1) / steps : 0;  // a step
   for (int step = 0; step < steps; ++step, decoded += kStep) {
-    _tile_loadd(4, decoded, 64);
+    load_low_rows<kFar>(decoded);
     _tile_loadd(6, x + step * kStepColumns * first, 4 * first);
-    _tile_loadd(5, decoded + kHalfStep, 64);
+    load_high_rows<kFar>(decoded);
     if constexpr (kPanels == 2) _tile_loadd(7, y + step * kStepColumns * second, 4 * second);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 5, 6);
@@ -104,71 +133,70 @@ inline void add_steps(const uint16_t* decoded, int steps, int start, const Pair&
       _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
+    for (int i = 0; i < pieces; ++i) pending.advance();
   }
 }
 
-// One panel's sums [half][16 rows][width] as out [width][32], times the rows' scales if there are any.
-inline void turn_over(const float* sums, int width, const float* scales, float* out) {
-  const __mmask16 mask = static_cast<__mmask16>((1u << width) - 1);
-  for (int half = 0; half < 2; ++half, sums += 16 * width) {
-    __m512i lines[16], rows[16];
-#pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) lines[r] = _mm512_maskz_loadu_epi32(mask, sums + r * width);
-    transpose_words16(lines, rows);
-    const __m512 scale = scales != nullptr ? _mm512_load_ps(scales + half * 16) : _mm512_set1_ps(1.0f);
-#pragma GCC unroll 16
-    for (int t = 0; t < 16; ++t) {
-      const __m512 scaled = _mm512_mul_ps(_mm512_castsi512_ps(rows[t]), scale);
-      if (t < width) _mm512_store_ps(out + t * kTileRows + half * 16, scaled);
-    }
-  }
-}
-
-// The sums in the tiles as out [token][32], times the rows' scales if there are any.
+// The sums in the tiles go to the sink, by and by.
 template <int kPanels>
-inline void finish_sums(const Pair& pair, const float* scales, float* out) {
-  alignas(64) float sums[2 * kMostPanelTokens * kTileRows];
+inline void finish_sums(const Pair& pair, int tile, const float* scales, Pending& pending, float* sums) {
+  pending.finish();
   store_sums<kPanels>(sums, pair);
-  for (int panel = 0; panel < kPanels; ++panel) {
-    const int start = panel * pair.widths[0] * kTileRows;
-    turn_over(sums + start, pair.widths[panel], scales, out + start);
+  for (int i = 0; i < kPanels; ++i) {
+    const int before = i * pair.widths[0];
+    pending.put({sums + before * kTileRows, scales, tile, pair.widths[i], pair.first + i, pair.token + before,
+                 pair.tokens - before});
   }
 }
 
 // Up to two panels: sums stay in the tiles while the weights are decoded, a little at a time.
 template <WeightKind kKind, int kPanels>
-void multiply_narrow(const Weight& weight, const uint8_t* tile, const Pair& pair, uint16_t* decoded, float* out) {
+void multiply_narrow(const Weight& weight, int tile, const Pair& pair, uint16_t* decoded, const Sink& sink) {
+  alignas(64) float sums[kPairSums];
+  Pending pending(sink);
   Reader<kKind> reader;
-  reader.open(weight, tile);
+  reader.open(weight, weight.data + tile * weight.tile_bytes);
   const int all = weight.columns / kStepColumns;
   clear_sums<kPanels>();
   for (int start = 0; start < all; start += kNarrowSteps) {
     const int steps = all - start < kNarrowSteps ? all - start : kNarrowSteps;
     reader.decode(steps, decoded);
-    add_steps<kPanels>(decoded, steps, start, pair);
+    add_steps<kPanels, false>(decoded, steps, start, pair, pending);
   }
-  finish_sums<kPanels>(pair, reader.scales(), out);
+  finish_sums<kPanels>(pair, tile, reader.scales(), pending, sums);
+  pending.finish();
 }
 
-// `steps` decoded steps of each of `tiles` tiles, from step `start`, times one pair of panels. The pair's
-// values stay in the first level cache from tile to tile.
+// Several tiles that are multiplied together.
+struct Tiles {
+  int first;
+  int count;
+  const float* scales[kMostLinearTiles];
+};
+
+// `steps` decoded steps of each tile, from step `start`, times one pair of panels, whose values stay in the
+// first level cache from tile to tile. `sums` holds what has been added so far, kPairSums of each tile, or of
+// all where none waits for more steps.
 template <int kPanels>
-void add_pair(const uint16_t* decoded, int tiles, int steps, int start, const Pair& pair,
-              const float* const* scales, float* out, int64_t tile_stride) {
-  for (int step = 0; step < steps; step += kNearSteps) {
-    const int some = steps - step < kNearSteps ? steps - step : kNearSteps;
-    for (int tile = 0; tile < tiles; ++tile) {
-      float* sums = out + tile * tile_stride;
+void add_pair(const uint16_t* decoded, const Tiles& tiles, int steps, int start, const Pair& pair,
+              Pending& pending, float* sums) {
+  const int near = steps <= kWholeSteps ? steps : kNearSteps;
+  const int64_t apart = near == pair.columns / kStepColumns ? 0 : kPairSums;
+  for (int step = 0; step < steps; step += near) {
+    const int some = steps - step < near ? steps - step : near;
+    for (int i = 0; i < tiles.count; ++i) {
+      float* own = sums + i * apart;
       if (start + step == 0) {
         clear_sums<kPanels>();
       } else {
-        load_sums<kPanels>(sums, pair);
+        load_sums<kPanels>(own, pair);
       }
-      add_steps<kPanels>(decoded + (static_cast<int64_t>(tile) * steps + step) * kStep, some, start + step, pair);
+      add_steps<kPanels, true>(decoded + (static_cast<int64_t>(i) * steps + step) * kStep, some, start + step, pair,
+                               pending);
       if (start + step + some == pair.columns / kStepColumns) {
-        finish_sums<kPanels>(pair, scales[tile], sums);
+        finish_sums<kPanels>(pair, tiles.first + i, tiles.scales[i], pending, own);
       } else {
-        store_sums<kPanels>(sums, pair);
+        store_sums<kPanels>(own, pair);
       }
     }
   }
@@ -176,55 +204,52 @@ void add_pair(const uint16_t* decoded, int tiles, int steps, int start, const Pa
 
 // Many panels: weights are decoded for all of them together.
 template <WeightKind kKind>
-void multiply_wide(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
-                   bool again, uint16_t* decoded, float* out) {
-  const int all = weight.columns / kStepColumns, most = kMostSteps / tiles / 2 * 2;
-  const int last_width = first + count == x.panels ? x.last : x.panel;
-  const int64_t tile_stride = static_cast<int64_t>((count - 1) * x.panel + last_width) * kTileRows;
+void multiply_wide(const Weight& weight, int tile, int count, const Activations& x, int first, int end,
+                   uint16_t* decoded, float* sums, const Sink& sink) {
+  const int all = weight.columns / kStepColumns, most = kMostSteps / count / 2 * 2;
   Reader<kKind> readers[kMostLinearTiles];
-  const float* scales[kMostLinearTiles];
-  for (int i = 0; i < tiles; ++i) {
+  Tiles tiles{tile, count, {}};
+  Pending pending(sink);
+  for (int i = 0; i < count; ++i) {
     readers[i].open(weight, weight.data + (tile + i) * weight.tile_bytes);
-    scales[i] = readers[i].scales();
+    tiles.scales[i] = readers[i].scales();
   }
   for (int start = 0; start < all; start += most) {
     const int steps = all - start < most ? all - start : most;
-    for (int i = 0; i < tiles && !(again && steps == all); ++i) {
-      readers[i].decode(steps, decoded + static_cast<int64_t>(i) * steps * kStep);
-    }
-    for (int panel = 0; panel < count; panel += 2) {
-      const Pair pair = pair_at(x, first + panel, first + count);
-      float* sums = out + static_cast<int64_t>(panel) * x.panel * kTileRows;
+    for (int i = 0; i < count; ++i) readers[i].decode(steps, decoded + static_cast<int64_t>(i) * steps * kStep);
+    for (int panel = first; panel < end; panel += 2) {
+      const Pair pair = pair_at(x, panel, end);
+      float* own = sums + (steps == all ? 0 : static_cast<int64_t>(panel - first) / 2 * count * kPairSums);
       configure(pair);
       const auto add = pair.panels == 2 ? add_pair<2> : add_pair<1>;
-      add(decoded, tiles, steps, start, pair, scales, sums, tile_stride);
+      add(decoded, tiles, steps, start, pair, pending, own);
     }
   }
+  pending.finish();
 }
 
 template <WeightKind kKind>
-void multiply(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
-              TileReuse reuse, uint16_t* decoded, float* out) {
-  if (count > 2 || reuse != TileReuse::none) {
-    multiply_wide<kKind>(weight, tile, tiles, x, first, count, reuse == TileReuse::again, decoded, out);
+void multiply(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count, void* scratch,
+              const Sink& sink) {
+  uint16_t* decoded = static_cast<uint16_t*>(scratch);
+  if (count > 2) {
+    float* sums = static_cast<float*>(scratch) + kDecodedBytes / sizeof(float);
+    multiply_wide<kKind>(weight, tile, tiles, x, first, first + count, decoded, sums, sink);
   } else {
     const Pair pair = pair_at(x, first, first + count);
-    const int numbers = (pair.widths[0] + (count - 1) * pair.widths[1]) * kTileRows;
     const auto narrow = count == 2 ? multiply_narrow<kKind, 2> : multiply_narrow<kKind, 1>;
     configure(pair);
-    for (int i = 0; i < tiles; ++i) {
-      narrow(weight, weight.data + (tile + i) * weight.tile_bytes, pair, decoded, out + i * numbers);
-    }
+    for (int i = 0; i < tiles; ++i) narrow(weight, tile + i, pair, decoded, sink);
   }
   _tile_release();
 }
 
-void linear(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count,
-            TileReuse reuse, void* scratch, float* out) {
+void linear(const Weight& weight, int tile, int tiles, const Activations& x, int first, int count, void* scratch,
+            const Sink& sink) {
   const auto kernel = weight.kind == WeightKind::int4   ? multiply<WeightKind::int4>
                       : weight.kind == WeightKind::int8 ? multiply<WeightKind::int8>
                                                         : multiply<WeightKind::bfloat16>;
-  kernel(weight, tile, tiles, x, first, count, reuse, static_cast<uint16_t*>(scratch), out);
+  kernel(weight, tile, tiles, x, first, count, scratch, sink);
 }
 
 // ---------------------------------------------------------------- panels

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -124,79 +125,129 @@ std::vector<std::string> linear_forms(const std::string& isa) {
   return forms;
 }
 
-// One call's panels, and where a kernel takes several tiles, those and what it shares with other calls.
-struct Call {
-  int panels, tiles;
-  TileReuse reuse;
-};
-
-// Tiles `tile` .. of panels `first` .. into out[tile][token][32].
-void multiply_call(const KernelTable& table, const Weight& weight, int tile, const Activations& x, int first,
-                   Call call, void* scratch, float* out) {
-  if (scratch != nullptr) {
-    table.linear_tiles(weight, tile, call.tiles, x, first, call.panels, call.reuse, scratch, out);
-  } else {
-    const auto kernel = x.form == ActivationForm::int8 ? table.linear_int8 : table.linear_float;
-    kernel(weight, tile, x, first, call.panels, out);
-  }
-}
-
-// All tiles times all panels; [padded, rows].
+// A kernel's result [padded, rows]: all tiles times all panels, so many of both a call.
 py::array_t<float> multiply(const KernelTable& table, const Weight& weight, const Activations& x, int padded,
-                            Call most) {
+                            int panels_a_call) {
   py::array_t<float> result({static_cast<py::ssize_t>(padded), static_cast<py::ssize_t>(weight.rows)});
   float* y = result.mutable_data();
-  const bool on_tiles = table.linear_tiles != nullptr && x.form == ActivationForm::bfloat16 &&
-                        weight.kind != WeightKind::float32;
-  const auto scratch = aligned<uint8_t>(on_tiles ? kLinearScratchBytes : 64);
-  if (!on_tiles) most.tiles = 1;
-  const auto out = aligned<float>(static_cast<int64_t>(padded) * kTileRows * most.tiles);
-  const int tiles = weight.rows / kTileRows;
-  for (int tile = 0; tile < tiles; tile += most.tiles) {
-    for (int first = 0; first < x.panels; first += most.panels) {
-      const TileReuse reuse = most.reuse == TileReuse::none || first == 0 ? most.reuse : TileReuse::again;
-      const Call call{std::min(most.panels, x.panels - first), std::min(most.tiles, tiles - tile), reuse};
-      multiply_call(table, weight, tile, x, first, call, on_tiles ? scratch.get() : nullptr, out.get());
-      const int start = first * x.panel, tokens = std::min(call.panels * x.panel, padded - start);
-      for (int i = 0; i < call.tiles * tokens; ++i)
-        std::memcpy(y + static_cast<int64_t>(start + i % tokens) * weight.rows + (tile + i / tokens) * kTileRows,
+  const auto kernel = x.form == ActivationForm::int8 ? table.linear_int8 : table.linear_float;
+  const auto out = aligned<float>(static_cast<int64_t>(padded) * kTileRows);
+  for (int tile = 0; tile < weight.rows / kTileRows; ++tile) {
+    for (int first = 0; first < x.panels; first += panels_a_call) {
+      const int panels = std::min(panels_a_call, x.panels - first);
+      kernel(weight, tile, x, first, panels, out.get());
+      const int start = first * x.panel, tokens = std::min(panels * x.panel, padded - start);
+      for (int i = 0; i < tokens; ++i)
+        std::memcpy(y + static_cast<int64_t>(start + i) * weight.rows + tile * kTileRows,
                     out.get() + static_cast<int64_t>(i) * kTileRows, kTileRows * sizeof(float));
     }
   }
   return result;
 }
 
+bool on_matrix_tiles(const KernelTable& table, const Weight& weight, const Activations& x) {
+  return table.linear_tiles != nullptr && x.form == ActivationForm::bfloat16 && weight.kind != WeightKind::float32;
+}
+
+void multiply_tiles(const KernelTable& table, const Weight& weight, const Activations& x, int panels_a_call,
+                    int tiles_a_call, const Sink& sink) {
+  const auto scratch = aligned<uint8_t>(kLinearScratchBytes);
+  const int tiles = weight.rows / kTileRows;
+  for (int tile = 0; tile < tiles; tile += tiles_a_call) {
+    for (int first = 0; first < x.panels; first += panels_a_call)
+      table.linear_tiles(weight, tile, std::min(tiles_a_call, tiles - tile), x, first,
+                         std::min(panels_a_call, x.panels - first), scratch.get(), sink);
+  }
+}
+
+// The same on matrix tiles, as a step would ask for it; padding tokens stay zero.
+py::array_t<float> multiply_on_tiles(const KernelTable& table, const Weight& weight, const Activations& x,
+                                     int padded, int panels_a_call, int tiles_a_call) {
+  py::array_t<float> result({static_cast<py::ssize_t>(padded), static_cast<py::ssize_t>(weight.rows)});
+  std::fill(result.mutable_data(), result.mutable_data() + result.size(), 0.0f);
+  std::vector<TileOutput> outputs;
+  for (int row = 0; row < weight.rows; row += kTileRows) outputs.push_back({row, kTileRows});
+  Sink sink{};
+  sink.finish = Finish::write;
+  sink.outputs = outputs.data();
+  sink.y = result.mutable_data();
+  sink.stride = weight.rows;
+  multiply_tiles(table, weight, x, panels_a_call, tiles_a_call, sink);
+  return result;
+}
+
+// A weight and its input in memory as kernels get it.
+struct Operands {
+  Weight weight;
+  Activations x;
+  int padded;
+  std::unique_ptr<uint8_t[], Free> weights, values;
+  std::unique_ptr<float[], Free> scales;
+  std::unique_ptr<int32_t[], Free> sums;
+};
+
+Operands checked_operands(Weight weight, Activations x, const Array<uint8_t>& packed, const Array<uint8_t>& values,
+                          const Array<float>& scales, const Array<int32_t>& sums) {
+  const int padded = (x.panels - 1) * x.panel + x.last;
+  const int64_t numbers = static_cast<int64_t>(padded) * x.columns;
+  const int64_t groups = x.form == ActivationForm::int8 ? numbers / kActivationGroup : 0;
+  require_equal("bytes of packed weights", packed.size(), weight.rows / kTileRows * weight.tile_bytes);
+  require_equal("bytes of values", values.size(), numbers * value_bytes(x.form));
+  require_equal("number of scales", scales.size(), groups);
+  require_equal("number of sums", sums.size(), groups);
+  Operands made{weight, x, padded, aligned_copy(packed), aligned_copy(values), aligned_copy(scales), aligned_copy(sums)};
+  made.weight.data = made.weights.get();
+  made.x.values = made.values.get();
+  made.x.scales = made.scales.get();
+  made.x.sums = made.sums.get();
+  return made;
+}
+
+void check_call(int panels_a_call, int tiles_a_call) {
+  require(panels_a_call > 0, "panels_a_call must be positive");
+  require(tiles_a_call > 0 && tiles_a_call <= kMostLinearTiles,
+          "tiles_a_call must be 1 to " + std::to_string(kMostLinearTiles));
+}
+
 py::array_t<float> linear_panel(const std::string& isa, const std::string& kind, const Array<uint8_t>& packed,
                                 int rows, int columns, int group, bool zero_points, const std::string& form,
                                 const Array<uint8_t>& values, const Array<float>& scales,
                                 const Array<int32_t>& sums, int tokens, int panel, int last,
-                                int panels_a_call, int tiles_a_call, bool reuse) {
+                                int panels_a_call, int tiles_a_call) {
   const KernelTable& table = select_table(isa);
-  Weight weight = checked_weight(kind, rows, columns, group, zero_points);
-  Activations x = checked_activations(table, weight, form, tokens, panel, last);
-  const int padded = (x.panels - 1) * panel + last;
-  const int64_t numbers = static_cast<int64_t>(padded) * columns;
-  const int64_t groups = x.form == ActivationForm::int8 ? numbers / kActivationGroup : 0;
-  require_equal("bytes of packed weights", packed.size(), rows / kTileRows * weight.tile_bytes);
-  require_equal("bytes of values", values.size(), numbers * value_bytes(x.form));
-  require_equal("number of scales", scales.size(), groups);
-  require_equal("number of sums", sums.size(), groups);
-  require(panels_a_call > 0, "panels_a_call must be positive");
-  require(tiles_a_call > 0 && tiles_a_call <= kMostLinearTiles,
-          "tiles_a_call must be 1 to " + std::to_string(kMostLinearTiles));
+  const Weight weight = checked_weight(kind, rows, columns, group, zero_points);
+  const Activations x = checked_activations(table, weight, form, tokens, panel, last);
+  const Operands made = checked_operands(weight, x, packed, values, scales, sums);
+  check_call(panels_a_call, tiles_a_call);
   require((x.form == ActivationForm::int8 ? table.linear_int8 : table.linear_float) != nullptr,
           std::string(table.name) + " has no such linear kernel");
+  if (on_matrix_tiles(table, weight, x))
+    return multiply_on_tiles(table, made.weight, made.x, made.padded, panels_a_call, tiles_a_call);
+  return multiply(table, made.weight, made.x, made.padded, panels_a_call);
+}
 
-  const auto weight_copy = aligned_copy(packed);
-  const auto value_copy = aligned_copy(values);
-  const auto scale_copy = aligned_copy(scales);
-  const auto sum_copy = aligned_copy(sums);
-  weight.data = weight_copy.get();
-  x.values = value_copy.get();
-  x.scales = scale_copy.get();
-  x.sums = sum_copy.get();
-  const TileReuse sharing = reuse ? TileReuse::first : TileReuse::none;
-  return multiply(table, weight, x, padded, Call{panels_a_call, tiles_a_call, sharing});
+py::array_t<uint8_t> gated_panels(const std::string& isa, const std::string& kind, const Array<uint8_t>& packed,
+                                  int rows, int columns, int group, const Array<uint8_t>& values, int tokens,
+                                  int panel, int last, int activation, int channels,
+                                  const std::optional<Array<float>>& bias, int panels_a_call, int tiles_a_call) {
+  const KernelTable& table = select_table(isa);
+  const Weight weight = checked_weight(kind, rows, columns, group, false);
+  const Activations x = checked_activations(table, weight, "bfloat16", tokens, panel, last);
+  const Operands made = checked_operands(weight, x, packed, values, {}, {});
+  check_call(panels_a_call, tiles_a_call);
+  require(on_matrix_tiles(table, weight, x), "gated panels are made on matrix tiles only");
+  require(activation >= 0 && activation <= 2, "activation must be 0, 1 or 2");
+  require((channels + 15) / 16 * kTileRows == rows, "a tile holds 16 gate rows and the 16 up rows beside them");
+  if (bias) require_equal("number of biases", bias->size(), rows);
+  Sink sink{Finish::gate_panels, bias ? bias->data() : nullptr, nullptr, static_cast<Activation>(activation),
+            channels, nullptr, 0, made.x};
+  sink.panels.columns = (channels + kActivationGroup - 1) / kActivationGroup * kActivationGroup;
+  const int64_t bytes = static_cast<int64_t>(made.padded) * sink.panels.columns * 2;
+  const auto out = aligned<uint8_t>(bytes);
+  std::memset(out.get(), 0xff, static_cast<std::size_t>(bytes));
+  sink.panels.values = out.get();
+  multiply_tiles(table, made.weight, made.x, panels_a_call, tiles_a_call, sink);
+  return py::array_t<uint8_t>(bytes, out.get());
 }
 
 }  // namespace
@@ -207,9 +258,14 @@ void bind_linear_kernels(py::module_& m) {
   m.def("linear_panel", &linear_panel, py::arg("isa"), py::arg("kind"), py::arg("packed"), py::arg("rows"),
         py::arg("columns"), py::arg("group"), py::arg("zero_points"), py::arg("form"), py::arg("values"),
         py::arg("scales"), py::arg("sums"), py::arg("tokens"), py::arg("panel"), py::arg("last"),
-        py::arg("panels_a_call") = 1, py::arg("tiles_a_call") = 1, py::arg("reuse") = false,
+        py::arg("panels_a_call") = 1, py::arg("tiles_a_call") = 1,
         "One linear over activation panels: float32 [padded tokens, rows]. Weights and panels are bytes in "
         "the kernels' layout; scales and sums are empty but for int8 activations.");
+  m.def("gated_panels", &gated_panels, py::arg("isa"), py::arg("kind"), py::arg("packed"), py::arg("rows"),
+        py::arg("columns"), py::arg("group"), py::arg("values"), py::arg("tokens"), py::arg("panel"),
+        py::arg("last"), py::arg("activation"), py::arg("channels"), py::arg("bias") = py::none(),
+        py::arg("panels_a_call") = 1, py::arg("tiles_a_call") = 1,
+        "The gated channels of one linear over bfloat16 panels, as the bytes of the next one's panels.");
 }
 
 }  // namespace gristmill

@@ -9,12 +9,6 @@
 
 namespace gristmill {
 
-// Where a tile's rows go in the output: `count` of them, from column `column`.
-struct TileOutput {
-  int32_t column;
-  int32_t count;
-};
-
 struct Linear {
   Weight weight;
   int32_t out_features;             // real output columns of all parts together

@@ -30,8 +30,7 @@ Step::Step(const KernelTable& kernels, const Model& model, KvCache& cache, Threa
   space_.threads.resize(pool.size());
   for (ThreadSpace& space : space_.threads) {
     if (kernels.linear_tiles != nullptr) space.scratch.reserve(kLinearScratchBytes);
-    space.tile.reserve((kernels.linear_tiles != nullptr ? kMostLinearTiles * kTileShareTokens : kChunkTokens) *
-                       kTileRows * 4);
+    space.tile.reserve(kChunkTokens * kTileRows * 4);
     space.states.reserve(2 * kMostAttendRows * kMostHeadDim * 4);
   }
 }
@@ -55,7 +54,7 @@ void Step::reserve(const Batch& batch) {
   space_.hidden.reserve(tokens * hidden_stride_ * 4);
   space_.qkv.reserve(tokens * qkv_stride_ * 4);
   space_.attended.reserve(tokens * attended_stride_ * 4);
-  space_.gated.reserve(tokens * gated_stride_ * 4);
+  space_.gated.reserve(padded * gated_stride_ * 4);
   space_.panels.reserve(padded, widest);
   int positions = 0;
   for (const int32_t position : batch.positions) positions = std::max(positions, position + 1);
@@ -125,15 +124,7 @@ void Step::layer(int thread, int index) {
 
   if (layer.mixture) return mix(thread, layer);
   x = prepare(thread, layer.gate_up, hidden, hidden_stride_, layer.mlp_norm, nullptr, tokens, model_.hidden_size);
-  multiply(thread, layer.gate_up, x, [&](int tile, const float* out, int first, int count) {
-    const int channel = tile * (kTileRows / 2);
-    const float* bias = layer.gate_up.bias == nullptr ? nullptr : layer.gate_up.bias + tile * kTileRows;
-    kernels_.gate_tile(layer.activation, out, count, std::min(kTileRows / 2, layer.intermediate_size - channel),
-                       bias, space_.gated.as<float>() + first * gated_stride_ + channel, gated_stride_);
-  });
-  next(thread, Operation::gate_up);
-  x = prepare(thread, layer.down, space_.gated.as<float>(), gated_stride_, kNoNorm, nullptr, tokens,
-              layer.intermediate_size);
+  x = gate(thread, layer, x);
   project(thread, layer.down, x, true, hidden, hidden_stride_);
   next(thread, Operation::down);
 }
@@ -144,13 +135,18 @@ void Step::head(int thread) {
                                 input.logit_rows, input.rows, model_.hidden_size);
   const Linear& linear = model_.head;
   const int64_t stride = model_.vocab_size;
-  multiply(thread, linear, x, [&](int tile, const float* out, int first, int count) {
-    const int width = linear.outputs[tile].count;
-    const float* bias = linear.bias == nullptr ? nullptr : linear.bias + tile * kTileRows;
-    float* logits = logits_ + first * stride + linear.outputs[tile].column;
-    kernels_.store_tile(out, count, width, bias, false, logits, stride);
-    tile_maxima(logits, count, width, stride, tile_maxima_ + first * linear.tiles() + tile, linear.tiles());
-  });
+  const Share share = share_of(kernels_, linear, x, pool_.size());
+  const Sink sink = row_sink(linear, false, logits_, stride);
+  for (int item; (item = pool_.claim(thread, count_shares(share, linear.tiles(), x))) >= 0;) {
+    multiply_share(kernels_, linear, x, share, item, space_.threads[thread], sink);
+    const ShareRange range = range_of(share, linear.tiles(), x, item);
+    const int first = range.start * x.panel, count = std::min(range.end * x.panel, x.tokens) - first;
+    for (int tile = range.tile; tile < range.tile + range.tiles; ++tile) {
+      const TileOutput& output = linear.outputs[tile];
+      tile_maxima(logits_ + first * stride + output.column, count, output.count, stride,
+                  tile_maxima_ + first * linear.tiles() + tile, linear.tiles());
+    }
+  }
   next(thread, Operation::head);
   if (options_.debug_nan) {
     check_finite(thread, static_cast<int>(model_.layers.size()), logits_,
@@ -219,22 +215,30 @@ Activations Step::prepare(int thread, const Linear& linear, const float* x, int6
   return panels;
 }
 
-// Every tile of `linear` for every token; store(tile, out, first token, tokens) takes them away.
-template <typename Store>
-void Step::multiply(int thread, const Linear& linear, const Activations& x, Store&& store) {
+void Step::multiply(int thread, const Linear& linear, const Activations& x, const Sink& sink) {
   const Share share = share_of(kernels_, linear, x, pool_.size());
   const int shares = count_shares(share, linear.tiles(), x);
   for (int item; (item = pool_.claim(thread, shares)) >= 0;) {
-    multiply_share(kernels_, linear, x, share, item, space_.threads[thread], store);
+    multiply_share(kernels_, linear, x, share, item, space_.threads[thread], sink);
   }
 }
 
 void Step::project(int thread, const Linear& linear, const Activations& x, bool add, float* y, int64_t stride) {
-  multiply(thread, linear, x, [&](int tile, const float* out, int first, int count) {
-    const TileOutput& output = linear.outputs[tile];
-    const float* bias = linear.bias == nullptr ? nullptr : linear.bias + tile * kTileRows;
-    kernels_.store_tile(out, count, output.count, bias, add, y + first * stride + output.column, stride);
-  });
+  multiply(thread, linear, x, row_sink(linear, add, y, stride));
+}
+
+// The input of the layer's last linear. On matrix tiles gated channels become its panels at once.
+Activations Step::gate(int thread, const Layer& layer, const Activations& x) {
+  float* gated = space_.gated.as<float>();
+  Activations panels = describe(kernels_, options_.integer_activations, layer.down.weight, x.tokens);
+  const bool at_once = on_matrix_tiles(kernels_, layer.gate_up.weight, x) && panels.form == ActivationForm::bfloat16;
+  panels.values = gated;
+  multiply(thread, layer.gate_up, x,
+           {at_once ? Finish::gate_panels : Finish::gate, layer.gate_up.bias, nullptr, layer.activation,
+            layer.intermediate_size, gated, gated_stride_, panels});
+  next(thread, Operation::gate_up);
+  if (at_once) return panels;
+  return prepare(thread, layer.down, gated, gated_stride_, kNoNorm, nullptr, x.tokens, layer.intermediate_size);
 }
 
 void Step::check_finite(int thread, int index, const float* x, int64_t count) {

@@ -44,9 +44,9 @@ class Step {
   void embed(int thread);
   Activations prepare(int thread, const Linear& linear, const float* x, int64_t stride, const Norm& norm,
                       const int32_t* rows, int tokens, int in_features);
-  template <typename Store>
-  void multiply(int thread, const Linear& linear, const Activations& x, Store&& store);
+  void multiply(int thread, const Linear& linear, const Activations& x, const Sink& sink);
   void project(int thread, const Linear& linear, const Activations& x, bool add, float* y, int64_t stride);
+  Activations gate(int thread, const Layer& layer, const Activations& x);
   void append(int thread, int index);
   void attend(int thread, int index);
   void attend_item(int thread, int index, const AttendItem& item);
@@ -62,9 +62,9 @@ class Step {
   int64_t claim_found(int thread, const std::atomic<int64_t>& items, int64_t& end);
   void fill_experts(int thread, ExpertLinear ExpertWork::*which);
   void fill_expert_panel(int thread, const ExpertWork& work, ExpertLinear ExpertWork::*which, int panel);
-  template <typename Store>
+  template <typename SinkOf>
   void multiply_experts(int thread, ExpertLinear ExpertWork::*which, const std::atomic<int64_t>& shares,
-                        Store&& store);
+                        SinkOf&& sink_of);
   void sum_experts(int thread, const Mixture& mixture);
 
   void check_finite(int thread, int index, const float* x, int64_t count);

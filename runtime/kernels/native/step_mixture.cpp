@@ -76,25 +76,17 @@ void Step::mix(int thread, const Layer& layer) {
   MixtureSpace& space = space_.mixture;
   route(thread, layer);
   fill_experts(thread, &ExpertWork::gate_up);
-  const auto gate = [&](const ExpertWork& work, int tile, const float* out, int first, int count) {
+  multiply_experts(thread, &ExpertWork::gate_up, space.gate_up_shares, [&](const ExpertWork& work) {
     const Expert& expert = *work.expert;
-    const int channel = tile * (kTileRows / 2);
-    const int channels = std::min(kTileRows / 2, expert.intermediate_size - channel);
-    const float* bias = expert.gate_up.bias == nullptr ? nullptr : expert.gate_up.bias + tile * kTileRows;
-    float* gated = space.gated.as<float>() + (work.first_row + first) * expert_stride_ + channel;
-    kernels_.gate_tile(expert.activation, out, count, channels, bias, gated, expert_stride_);
-  };
-  multiply_experts(thread, &ExpertWork::gate_up, space.gate_up_shares, gate);
+    float* gated = space.gated.as<float>() + work.first_row * expert_stride_;
+    return Sink{Finish::gate, expert.gate_up.bias, nullptr, expert.activation, expert.intermediate_size, gated,
+                expert_stride_, {}};
+  });
   next(thread, Operation::experts_gate_up);
   fill_experts(thread, &ExpertWork::down);
-  const auto keep = [&](const ExpertWork& work, int tile, const float* out, int first, int count) {
-    const Linear& down = work.expert->down;
-    const TileOutput& output = down.outputs[tile];
-    const float* bias = down.bias == nullptr ? nullptr : down.bias + tile * kTileRows;
-    float* rows = space.outputs.as<float>() + (work.first_row + first) * hidden_stride_ + output.column;
-    kernels_.store_tile(out, count, output.count, bias, false, rows, hidden_stride_);
-  };
-  multiply_experts(thread, &ExpertWork::down, space.down_shares, keep);
+  multiply_experts(thread, &ExpertWork::down, space.down_shares, [&](const ExpertWork& work) {
+    return row_sink(work.expert->down, false, space.outputs.as<float>() + work.first_row * hidden_stride_, hidden_stride_);
+  });
   next(thread, Operation::experts_down);
   sum_experts(thread, *layer.mixture);
   next(thread, Operation::experts_sum);
@@ -248,10 +240,10 @@ void Step::fill_expert_panel(int thread, const ExpertWork& work, ExpertLinear Ex
                       x.scales + start / kActivationGroup, x.sums + start / kActivationGroup);
 }
 
-// Every tile of one linear of every expert; store(work, tile, out, first row, rows) takes them away.
-template <typename Store>
+// Every tile of one linear of every expert, each into sink_of(work).
+template <typename SinkOf>
 void Step::multiply_experts(int thread, ExpertLinear ExpertWork::*which, const std::atomic<int64_t>& shares,
-                            Store&& store) {
+                            SinkOf&& sink_of) {
   const std::vector<ExpertWork>& work = space_.mixture.work;
   const auto before = [which](int64_t share, const ExpertWork& each) {
     return share < (each.*which).first_share;
@@ -261,9 +253,7 @@ void Step::multiply_experts(int thread, ExpertLinear ExpertWork::*which, const s
       const ExpertWork& expert = *(std::upper_bound(work.begin(), work.end(), share, before) - 1);
       const ExpertLinear& each = expert.*which;
       multiply_share(kernels_, *each.linear, each.x, each.share, static_cast<int>(share - each.first_share),
-                     space_.threads[thread], [&](int tile, const float* out, int first, int count) {
-        store(expert, tile, out, first, count);
-      });
+                     space_.threads[thread], sink_of(expert));
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "linear_int8_amx.inl"
 #include "tile_transpose.inl"
 #include "decode_bfloat16_amx.inl"
+#include "finish_bfloat16_amx.inl"
 #include "linear_bfloat16_amx.inl"
 #include "attention_amx.inl"
 #endif

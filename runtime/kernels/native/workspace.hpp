@@ -32,7 +32,7 @@ struct Share {
 struct ThreadSpace {
   Panels panels;
   Buffer rows;      // float [kMostPanelTokens][columns]: normed rows on their way into a panel
-  Buffer tile;      // float [tiles][tokens][32]: the output of one call of a linear kernel
+  Buffer tile;      // float [kChunkTokens][32]: the output of one call of a linear kernel
   Buffer scratch;   // kLinearScratchBytes, where linears run on matrix tiles
   Buffer states;    // float [2][kMostAttendRows][kMostHeadDim] at most: weighted values of all spans and of one
   Buffer choice;    // of a mixture: float [experts], their shares, then int32 [experts], an order
@@ -77,7 +77,7 @@ struct Workspace {
   Buffer hidden;     // float [tokens][hidden]: the residual stream
   Buffer qkv;        // float [tokens][q + k + v]
   Buffer attended;   // float [tokens][heads * head_dim]
-  Buffer gated;      // float [tokens][intermediate]
+  Buffer gated;      // float [tokens][intermediate], or the panels of the linear that reads it
   Buffer partials;   // float [states][2 + padded head_dim]
   Panels panels;
   MixtureSpace mixture;

@@ -63,7 +63,6 @@ def multiply_integers(
     panels: Panels,
     panels_a_call: int = 1,
     tiles_a_call: int = 1,
-    reuse: bool = False,
 ) -> NDArray[np.float32]:
     rows, columns = weight.codes.shape
     return run(
@@ -75,7 +74,6 @@ def multiply_integers(
         panels,
         panels_a_call,
         tiles_a_call,
-        reuse,
     )
 
 
@@ -88,7 +86,6 @@ def run(
     panels: Panels,
     panels_a_call: int = 1,
     tiles_a_call: int = 1,
-    reuse: bool = False,
 ) -> NDArray[np.float32]:
     """A kernel's result without padding tokens, [tokens, rows]."""
     out: NDArray[np.float32] = _native.linear_panel(
@@ -105,7 +102,6 @@ def run(
         panels.last,
         panels_a_call,
         tiles_a_call,
-        reuse,
     )
     return out[: panels.tokens]
 
@@ -198,9 +194,9 @@ def test_integer_weights_times_floats_ignore_the_panel(
     weight = random_weight(bits, zeros, group, columns)
     x = activations(form, columns)
     expected = multiply_integers(isa, weight, form, panels_of(isa, x, form, 1))
-    for width, panels_a_call, reuse in product(WIDTHS[isa], (2, 5), (False, True)):
+    for width, panels_a_call in product(WIDTHS[isa], (2, 5)):
         panels = panels_of(isa, x, form, width)
-        out = multiply_integers(isa, weight, form, panels, panels_a_call, 2, reuse)
+        out = multiply_integers(isa, weight, form, panels, panels_a_call, 2)
         np.testing.assert_array_equal(out, expected, err_msg=f"panels of {width}")
 
 
