@@ -77,13 +77,15 @@ def panel_rows(raw: NDArray[np.uint8], panels: Panels, columns: int) -> NDArray[
 @pytest.mark.parametrize("isa", SETS)
 def test_gated_panels_are_gated_rows(isa: str, bits: int, tiles: int, biased: bool, kind: str) -> None:
     weight, random = random_weight(bits, tiles), np.random.default_rng(tiles)
-    x = round_bfloat16((0.05 * random.standard_normal((TOKENS, COLUMNS))).astype(np.float32))
+    x = round_bfloat16(random.standard_normal((TOKENS, COLUMNS)).astype(np.float32))
     bias = random.standard_normal(32 * tiles).astype(np.float32) if biased else None
     columns = (16 * tiles + 31) // 32 * 32
     for width in (1, 2, 4, 8, 16):
         panels = float_panels(x, "bfloat16", width, tiles=True)
         expected = np.zeros((TOKENS, columns), np.float32)
-        expected[:, : 16 * tiles] = round_bfloat16(gated_rows(isa, weight, panels, kind, bias))
+        gated = gated_rows(isa, weight, panels, kind, bias)
+        gated[np.abs(gated) < np.finfo(np.float32).tiny] = 0  # as the instruction that rounds takes subnormals
+        expected[:, : 16 * tiles] = round_bfloat16(gated)
         for panels_a_call in (1, 2, 6):
             raw = _native.gated_panels(
                 isa,
