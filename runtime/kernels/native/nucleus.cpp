@@ -140,7 +140,23 @@ void close_in(Bracket& bracket, TokenList& tokens, double target) {
   tokens.size = kept;
 }
 
+// The sum of the weights of blocks first .. end - 1 that are at least `least`.
+double add_range(const SamplingScratch& scratch, int64_t first, int64_t end, float least) {
+  return total_weight(scratch.weights.data() + first * kVocabularyBlock, end - first, least);
+}
+
 }  // namespace
+
+bool in_nucleus(int64_t token, double top_p, double total, const SamplingScratch& scratch) {
+  const float weight = scratch.weights[token], larger = float_of(bits_of(weight) + 1);
+  const int64_t block = token / kVocabularyBlock, start = block * kVocabularyBlock;
+  double before = add_range(scratch, 0, block, weight);
+  before += add_range(scratch, block + 1, static_cast<int64_t>(scratch.sums.size()), larger);
+  for (int64_t i = start; i < start + kVocabularyBlock; ++i) {
+    if (scratch.weights[i] >= (i < token ? weight : larger)) before += scratch.weights[i];
+  }
+  return before < top_p * total;
+}
 
 Nucleus find_nucleus(double top_p, double total, SamplingScratch& scratch) {
   Bracket bracket = find_bracket(top_p, total, scratch);

@@ -19,4 +19,8 @@ struct Nucleus {
 // those beside `least` it keeps what is in the nucleus, and scratch.sums become the sums of the nucleus.
 Nucleus find_nucleus(double top_p, double total, SamplingScratch& scratch);
 
+// Whether a token belongs to that nucleus: those before it, larger ones and of equal ones the first, add up
+// to less than top_p * total. Changes nothing.
+bool in_nucleus(int64_t token, double top_p, double total, const SamplingScratch& scratch);
+
 }  // namespace gristmill

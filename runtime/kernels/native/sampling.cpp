@@ -162,7 +162,7 @@ int32_t draw_from_row(const Row& row, float scale, double total, double uniform,
   return static_cast<int32_t>(block * kVocabularyBlock + invert(weights, kVocabularyBlock, target));
 }
 
-// Among the tokens of scratch.weights that belong to the nucleus.
+// Among the tokens of scratch.weights that belong to the nucleus, which may be all.
 int32_t draw_from_nucleus(const SamplingScratch& scratch, const Nucleus& nucleus, double uniform) {
   double target = uniform * nucleus.total;
   const int64_t block = invert(scratch.sums.data(), static_cast<int64_t>(scratch.sums.size()), target);
@@ -173,6 +173,19 @@ int32_t draw_from_nucleus(const SamplingScratch& scratch, const Nucleus& nucleus
     weights[i] = weight >= nucleus.least ? weight : 0.0f;
   }
   return static_cast<int32_t>(start + invert(weights, kVocabularyBlock, target));
+}
+
+// Of a nucleus that is the greater part, a token of all is one with that chance, and then as good as any that
+// is drawn from the nucleus alone (rejection, von Neumann 1951): most rows need not know where it ends.
+int32_t draw_by_top_p(double top_p, double total, const SamplerState& state, SamplingScratch& scratch) {
+  constexpr double kWorthwhile = 0.5;
+  constexpr int kLast = SamplerState::kUniforms - 1;
+  int which = 0;
+  for (; top_p >= kWorthwhile && which < kLast; ++which) {
+    const int32_t token = draw_from_nucleus(scratch, {0.0f, total}, state.uniform(which));
+    if (in_nucleus(token, top_p, total, scratch)) return token;
+  }
+  return draw_from_nucleus(scratch, find_nucleus(top_p, total, scratch), state.uniform(which));
 }
 
 int32_t draw_from_list(const TokenList& tokens, double uniform) {
@@ -210,7 +223,7 @@ int32_t draw(const Row& row, const SamplerState& state, SamplingScratch& scratch
   }
   if (settings.top_p < 1.0) {
     const double total = weigh_row(row, scale, scratch);
-    return draw_from_nucleus(scratch, find_nucleus(settings.top_p, total, scratch), state.uniform());
+    return draw_by_top_p(settings.top_p, total, state, scratch);
   }
   const double total = sum_row(row, scale, scratch);
   return draw_from_row(row, scale, total, state.uniform(), scratch);

@@ -60,8 +60,9 @@ class SamplerState {
   // Add the token that was chosen.
   void append(int64_t token_id);
 
-  // A number in [0, 1) that depends on the seed, the completion and the position alone.
-  double uniform() const;
+  // Numbers in [0, 1) that depend on the seed, the completion and the position alone.
+  static constexpr int kUniforms = 4;
+  double uniform(int which = 0) const;
 
   // True when `adjust` has something to change.
   bool adjusts() const;

@@ -95,7 +95,7 @@ void bind_state(py::module_& m) {
            py::arg("bad_words") = std::vector<std::vector<int64_t>>(),
            py::arg("allowed_token_ids") = py::none())
       .def("append", &SamplerState::append, py::arg("token_id"), "Add a token that was chosen.")
-      .def("uniform", &SamplerState::uniform,
+      .def("uniform", [](const SamplerState& state) { return state.uniform(); },
            "A number in [0, 1) that depends on the seed, the completion and the position alone.");
 }
 

@@ -1,5 +1,6 @@
 // What the sampler remembers of one completion: its tokens so far and its stream of random numbers.
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -11,8 +12,8 @@ namespace {
 
 __extension__ using Uint128 = unsigned __int128;
 
-// The first of the four numbers that Philox4x64-10 (Salmon et al. 2011) makes of a counter and a key.
-uint64_t philox(uint64_t counter, uint64_t key0, uint64_t key1) {
+// The four numbers that Philox4x64-10 (Salmon et al. 2011) makes of a counter and a key.
+std::array<uint64_t, SamplerState::kUniforms> philox(uint64_t counter, uint64_t key0, uint64_t key1) {
   uint64_t x0 = counter, x1 = 0, x2 = 0, x3 = 0;
   for (int round = 0; round < 10; ++round) {
     const Uint128 left = static_cast<Uint128>(0xD2E7470EE14C6C93u) * x0;
@@ -24,7 +25,7 @@ uint64_t philox(uint64_t counter, uint64_t key0, uint64_t key1) {
     key0 += 0x9E3779B97F4A7C15u;
     key1 += 0xBB67AE8584CAA73Bu;
   }
-  return x0;
+  return {x0, x1, x2, x3};
 }
 
 }  // namespace
@@ -122,9 +123,9 @@ void SamplerState::append(int64_t token_id) {
   ++num_output_;
 }
 
-double SamplerState::uniform() const {
+double SamplerState::uniform(int which) const {
   // The generator counts before it draws, as NumPy's does.
-  const uint64_t bits = philox(static_cast<uint64_t>(position_) + 1, seed_, completion_);
+  const uint64_t bits = philox(static_cast<uint64_t>(position_) + 1, seed_, completion_)[which];
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 

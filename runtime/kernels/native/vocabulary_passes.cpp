@@ -129,6 +129,25 @@ GRISTMILL_INLINE void sum_lanes(Lanes& lanes, int64_t blocks, double* sums) {
   }
 }
 
+template <int kBounds>
+GRISTMILL_INLINE void add_each(const float* weights, int64_t blocks, int64_t stride, const float* bounds,
+                               double* totals) {
+  int32_t bits[kBounds];
+  for (int bound = 0; bound < kBounds; ++bound) {
+    bits[bound] = bits_of(bounds[bound]);
+    totals[bound] = 0.0;
+  }
+  const int64_t span = kBlocksInFloat32 * stride;
+  for (int64_t first = 0; first < blocks; first += span) {
+    float sums[kBounds][kQuarter] = {};
+    for (int64_t block = first; block < std::min(first + span, blocks); block += stride) {
+      const float* of_block = weights + block * kVocabularyBlock;
+      for (int bound = 0; bound < kBounds; ++bound) add_block(of_block, bits[bound], sums[bound]);
+    }
+    for (int bound = 0; bound < kBounds; ++bound) totals[bound] += sum_of_sixteen(sums[bound]);
+  }
+}
+
 GRISTMILL_INLINE void block_weights(const float* block, float best, float binary_scale, float* weights) {
   for (int i = 0; i < kVocabularyBlock; ++i) weights[i] = power_of_two((block[i] - best) * binary_scale);
 }
@@ -242,20 +261,14 @@ void sum_weights(const float* weights, int64_t blocks, float least, double* sums
 
 GRISTMILL_EVERY_WIDTH
 void add_weights(const float* weights, int64_t blocks, int64_t stride, const float* bounds, double* totals) {
-  int32_t bits[kBoundsPerPass];
-  for (int bound = 0; bound < kBoundsPerPass; ++bound) {
-    bits[bound] = bits_of(bounds[bound]);
-    totals[bound] = 0.0;
-  }
-  const int64_t span = kBlocksInFloat32 * stride;
-  for (int64_t first = 0; first < blocks; first += span) {
-    float sums[kBoundsPerPass][kQuarter] = {};
-    for (int64_t block = first; block < std::min(first + span, blocks); block += stride) {
-      const float* of_block = weights + block * kVocabularyBlock;
-      for (int bound = 0; bound < kBoundsPerPass; ++bound) add_block(of_block, bits[bound], sums[bound]);
-    }
-    for (int bound = 0; bound < kBoundsPerPass; ++bound) totals[bound] += sum_of_sixteen(sums[bound]);
-  }
+  add_each<kBoundsPerPass>(weights, blocks, stride, bounds, totals);
+}
+
+GRISTMILL_EVERY_WIDTH
+double total_weight(const float* weights, int64_t blocks, float least) {
+  double total;
+  add_each<1>(weights, blocks, 1, &least, &total);
+  return total;
 }
 
 GRISTMILL_EVERY_WIDTH

@@ -45,6 +45,9 @@ void sum_weights(const float* weights, int64_t blocks, float least, double* sums
 constexpr int kBoundsPerPass = 3;
 void add_weights(const float* weights, int64_t blocks, int64_t stride, const float* bounds, double* totals);
 
+// The same for one bound and all blocks.
+double total_weight(const float* weights, int64_t blocks, float least);
+
 // The places, in order, of the values in [least, end); returns how many. `places` has room for `count`.
 int64_t find_between(const float* values, int64_t count, float least, float end, int32_t* places);
 

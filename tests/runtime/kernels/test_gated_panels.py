@@ -84,7 +84,9 @@ def test_gated_panels_are_gated_rows(isa: str, bits: int, tiles: int, biased: bo
         panels = float_panels(x, "bfloat16", width, tiles=True)
         expected = np.zeros((TOKENS, columns), np.float32)
         gated = gated_rows(isa, weight, panels, kind, bias)
-        gated[np.abs(gated) < np.finfo(np.float32).tiny] = 0  # as the instruction that rounds takes subnormals
+        gated[np.abs(gated) < np.finfo(np.float32).tiny] = (
+            0  # as the instruction that rounds takes subnormals
+        )
         expected[:, : 16 * tiles] = round_bfloat16(gated)
         for panels_a_call in (1, 2, 6):
             raw = _native.gated_panels(

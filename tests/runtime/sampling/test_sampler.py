@@ -53,10 +53,10 @@ class Twin:
         self.prompt = list(prompt)
         self.output: list[int] = []
 
-    def uniform(self) -> float:
+    def uniform(self, which: int = 0) -> float:
         key = np.array([self.seed & (2**64 - 1), self.index], np.uint64)
         counter = np.array([len(self.prompt) + len(self.output), 0, 0, 0], np.uint64)
-        return float((int(np.random.Philox(key=key, counter=counter).random_raw()) >> 11) * 2.0**-53)
+        return float((int(np.random.Philox(key=key, counter=counter).random_raw(4)[which]) >> 11) * 2.0**-53)
 
     def adjust(self, logits: Logits) -> Floats:
         row, params = logits.astype(np.float64), self.params
@@ -76,11 +76,22 @@ class Twin:
         row = self.adjust(logits)
         if self.params.temperature == 0.0:
             return {int(row.argmax())}
-        return {
-            draw(*keep(row, replace(self.params, top_p=min(1.0, self.params.top_p * nucleus))), uniform)
-            for nucleus in (1 - ROUNDING, 1 + ROUNDING)
-            for uniform in (self.uniform() - ROUNDING, self.uniform() + ROUNDING)
-        }
+        params, found = self.params, set[int]()
+        shares = (params.top_p * (1 - ROUNDING), min(1.0, params.top_p * (1 + ROUNDING)))
+        nuclei = [keep(row, replace(params, top_p=share)) for share in shares]
+        filtered = params.min_p > 0.0 or 0 < params.top_k < row.size
+        tries = 3 if 0.5 <= params.top_p < 1.0 and not filtered else 0
+        for which in range(tries):  # tokens of all, until one is in the nucleus
+            tokens = self.drawn(keep(row, replace(params, top_p=1.0)), which)
+            found |= {token for token in tokens for ids, _ in nuclei if token in ids}
+            if all(token in ids for token in tokens for ids, _ in nuclei):
+                return found
+        return found.union(*(self.drawn(nucleus, tries) for nucleus in nuclei))
+
+    def drawn(self, kept: tuple[NDArray[np.intp], Floats], which: int) -> set[int]:
+        """What one of a step's random numbers chooses, rounded up or down."""
+        uniform = self.uniform(which)
+        return {draw(*kept, uniform - ROUNDING), draw(*kept, uniform + ROUNDING)}
 
 
 def keep(row: Floats, params: SamplingParams) -> tuple[NDArray[np.intp], Floats]:
