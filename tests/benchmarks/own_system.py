@@ -15,6 +15,9 @@ from gristmill.runtime.executors.native.engine_file import EngineFile, StoredBlo
 from gristmill.runtime.executors.native.executor import NativeExecutor
 from gristmill.runtime.memory import kv_bytes_per_token
 from gristmill.runtime.model_plan import ModelPlan
+from gristmill.runtime.sampling.params import SamplingParams
+from gristmill.runtime.sampling.sampler import RowSampler, SampledToken, sample_rows
+from gristmill.runtime.sampling.state import SamplerState, make_sampler_state
 from gristmill.runtime.settings import Compute, EngineSettings
 from tests.benchmarks.roofline import CHUNK
 from tests.benchmarks.workloads import Storage, Workload
@@ -42,6 +45,7 @@ class OwnSystem:
         self.storage = Storage(
             weights, kv_bytes_per_token(self.plan, settings.kv_dtype), f"KV {settings.kv_dtype}"
         )
+        self._states = [_greedy_state(self.plan.vocab_size) for _ in range(max(w.batch for w in workloads))]
         self._random = np.random.default_rng(0)
         self._filled: tuple[int, int] | None = None
 
@@ -94,7 +98,7 @@ class OwnSystem:
             ]
             logits = self._executor.execute(batch)
             if len(logits):
-                _greedy(logits)
+                self._choose(logits)
         self._filled = (workload.batch, workload.context)
         return time.perf_counter() - start_time
 
@@ -107,13 +111,25 @@ class OwnSystem:
             batch = [
                 SequenceStep([token], position, table) for token, table in zip(tokens, tables, strict=True)
             ]
-            tokens = _greedy(self._executor.execute(batch))
+            tokens = self._choose(self._executor.execute(batch))
         return time.perf_counter() - start_time
 
+    def _choose(self, logits: NDArray[np.float32]) -> list[int]:
+        """The most probable token of each row, found as a server finds it."""
+        sampler = self._executor if isinstance(self._executor, RowSampler) else None
+        chosen = sample_rows(logits, range(len(logits)), self._states[: len(logits)], sampler)
+        return [outcome.token_id for outcome in chosen if isinstance(outcome, SampledToken)]
 
-def _greedy(logits: NDArray[np.float32]) -> list[int]:
-    tokens: list[int] = np.argmax(logits, axis=1).tolist()
-    return tokens
+
+def _greedy_state(vocab_size: int) -> SamplerState:
+    return make_sampler_state(
+        SamplingParams(temperature=0.0),
+        seed=0,
+        index=0,
+        prompt_token_ids=(),
+        end_token_ids=(),
+        vocab_size=vocab_size,
+    )
 
 
 def _blocks(workload: Workload) -> int:
