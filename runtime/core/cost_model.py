@@ -10,6 +10,7 @@ not make it forget what prompts take.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from operator import add, mul
 
@@ -62,6 +63,9 @@ class CostModel:
         self._weights = list(_FIRST_GUESS)
         self._reading, self._answering = _Memory(), _Memory()
         self._num_observed = 0
+        self._lateness = (
+            0.0  # mean square of what steps that read took beyond their prediction, as a share of it
+        )
         self._was_surprised = False
 
     @property
@@ -81,6 +85,10 @@ class CostModel:
             + row * work.rows
         )
 
+    def allow(self, work: StepWork) -> float:
+        """Seconds that `work` should stay within: what is predicted, and how late such steps usually are."""
+        return self.predict(work) * (1 + math.sqrt(self._lateness))
+
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn that `work` took `seconds`.
 
@@ -99,6 +107,9 @@ class CostModel:
             self._reading.fade(0.5)
             self._answering.fade(0.5)
         self._was_surprised = surprised
+        if work.prefill_tokens and self._num_observed > _TRUSTS_ITSELF_AFTER:
+            late = max(0.0, seconds / expected - 1)
+            self._lateness += (1 - _KEPT) * (late**2 - self._lateness)
         memory = self._reading if work.prefill_tokens else self._answering
         memory.fade(_KEPT)
         memory.add(_counts(work), seconds, 1.0 / max(expected, seconds / _MOST_SURPRISE) ** 2)

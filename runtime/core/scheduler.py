@@ -228,7 +228,7 @@ class Scheduler:
 
         def in_time(tokens: int) -> bool:
             work = decode_work.plus([(0, tokens, 0)])
-            return self._cost.predict(work) <= self._config.itl_target
+            return self._cost.allow(work) <= self._config.itl_target
 
         return largest_budget(min(LEAST_TOKENS, most), most, in_time)
 
@@ -317,7 +317,7 @@ class Scheduler:
                 (reader.num_computed, share, share if reader.score_prompt else 0)
                 for reader, share in zip(readers, shares, strict=True)
             ]
-            return self._cost.predict(decode_work.plus(parts)) <= self._config.itl_target
+            return self._cost.allow(decode_work.plus(parts)) <= self._config.itl_target
 
         if decode_work.decodes and readers:
             tokens = largest_budget(min(tokens, max(count, LEAST_TOKENS)), tokens, in_time)

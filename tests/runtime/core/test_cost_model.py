@@ -77,6 +77,31 @@ def test_a_machine_that_becomes_slow_is_believed_within_some_dozens_of_steps() -
     assert worst_ratio(model, speed=0.2) < 1.5
 
 
+def late_share(noise: float) -> float:
+    """The share of steps that take longer than was allowed for, on a machine with so much noise."""
+    choose, model, late = random.Random(5), CostModel(), 0
+    for step in range(600):
+        work = StepWork(100, 100 * choose.randint(50, 3000), 4, 2000)
+        seconds = true_seconds(work) * choose.uniform(1 - noise, 1 + noise)
+        late += step >= 100 and seconds > model.allow(work)
+        model.observe(work, seconds)
+    return late / 500
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.3, 0.6])
+def test_most_steps_end_within_what_was_allowed_however_restless_the_machine(noise: float) -> None:
+    assert late_share(noise) < 0.3
+
+
+def test_on_a_quiet_machine_what_is_allowed_is_what_is_predicted() -> None:
+    choose, model = random.Random(6), CostModel()
+    for _ in range(400):
+        work = random_work(choose)
+        model.observe(work, true_seconds(work))
+    work = random_work(choose)
+    assert model.allow(work) == pytest.approx(model.predict(work), rel=0.02)
+
+
 def test_no_work_ever_costs_less_than_nothing() -> None:
     choose, model = random.Random(4), CostModel()
     for _ in range(300):
