@@ -36,7 +36,7 @@ void split_queries(ByteSpan& s) {
 
 // A block's and a group's sums become scores without their factor, or with it and a soft cap; those of tokens
 // that a row doesn't see become -inf.
-void join_group(ByteSpan& s, int row, int first, const int32_t* sums) {
+void join_group(ByteSpan& s, int row, int first) {
   const bool capped = s.call->softcap > 0.0f;
   const Floats lowest = broadcast(-__builtin_inff()), cap = broadcast(s.call->softcap);
   for (int r = row; r < least(row + kBlockRows, s.call->rows); ++r) {
@@ -44,7 +44,7 @@ void join_group(ByteSpan& s, int row, int first, const int32_t* sums) {
     Floats maxima = s.maxima[r];
     for (int u = 0; u < kGroupUnits; ++u) {
       const int t = (first + u) * kUnitTokens;
-      const __m512i joined = join_limbs(s, sums + (r - row) * kGroupStride + u * kUnitTokens);
+      const __m512i joined = join_limbs(s, s.sums + (r - row) * kGroupStride + u * kUnitTokens);
       const __m512i sum = _mm512_sub_epi32(joined, offset);
       Floats score = mul({_mm512_cvtepi32_ps(sum)}, load(s.key_scales + t));
       if (capped) score = mul(cap, hyperbolic_tangent(div(mul(score, broadcast(s.factors[r])), cap)));
@@ -82,18 +82,14 @@ bool score_all_bytes(ByteSpan& s) {
   const Seen seen = seen_by_any(s);
   configure(s, step);
   for (int r = 0; r < s.call->rows; ++r) s.maxima[r] = broadcast(-__builtin_inff());
-  int turn = 0, joined_row = 0, joined_unit = 0;
   for (int unit = s.first_unit / kGroupUnits * kGroupUnits; unit <= s.last_unit; unit += kGroupUnits) {
     const GroupKeys keys = open_keys(s, unit);
     if (!open_scales(s, unit, seen)) return false;
-    for (int row = 0; row < s.call->rows; row += kBlockRows, ++turn) {
-      score_group(s, keys, row, step, s.buffers[turn % 2]);
-      if (turn > 0) join_group(s, joined_row, joined_unit, s.buffers[(turn - 1) % 2]);
-      joined_row = row;
-      joined_unit = unit;
+    for (int row = 0; row < s.call->rows; row += kBlockRows) {
+      score_group(s, keys, row, step);
+      join_group(s, row, unit);
     }
   }
-  join_group(s, joined_row, joined_unit, s.buffers[(turn - 1) % 2]);
   return true;
 }
 
@@ -169,11 +165,11 @@ void softmax_all_bytes(ByteSpan& s, AttendState* states) {
 // ---------------------------------------------------------------- weighted values
 
 // weighted[d .. d + 16 blocks) of a block's rows, `row` and following: from the sums of limbs.
-void store_weighted(const ByteSpan& s, int row, int d, int blocks, const int32_t* sums, AttendState* states) {
+void store_weighted(const ByteSpan& s, int row, int d, int blocks, AttendState* states) {
   for (int r = row; r < least(row + kBlockRows, s.call->rows); ++r) {
     if (!sees(s, r)) continue;
     for (int c = 0; c < blocks; ++c) {
-      const Floats sum = {_mm512_cvtepi32_ps(join_limbs(s, sums + (r - row) * kGroupStride + 16 * c))};
+      const Floats sum = {_mm512_cvtepi32_ps(join_limbs(s, s.sums + (r - row) * kGroupStride + 16 * c))};
       store(states[r].weighted + d + 16 * c, mul(sum, broadcast(s.scales[r])));
     }
   }
@@ -181,22 +177,17 @@ void store_weighted(const ByteSpan& s, int row, int d, int blocks, const int32_t
 
 template <int kBlocks>
 void weigh_few(ByteSpan& s, int d, AttendState* states) {
-  add_units<kBlocks>(s, d, s.buffers[0]);
-  store_weighted(s, 0, d, kBlocks, s.buffers[0], states);
+  add_units<kBlocks>(s, d);
+  store_weighted(s, 0, d, kBlocks, states);
 }
 
 template <int kBlocks>
 void weigh_many(ByteSpan& s, int d, AttendState* states) {
   copy_groups<kBlocks>(s, d);
-  int row = 0;
-  for (; row < s.call->rows; row += kBlockRows) {
-    add_groups<kBlocks>(s, row, s.buffers[row / kBlockRows % 2]);
-    if (row == 0) continue;
-    const int stored = row - kBlockRows;
-    store_weighted(s, stored, d, kBlocks, s.buffers[stored / kBlockRows % 2], states);
+  for (int row = 0; row < s.call->rows; row += kBlockRows) {
+    add_groups<kBlocks>(s, row);
+    store_weighted(s, row, d, kBlocks, states);
   }
-  row -= kBlockRows;
-  store_weighted(s, row, d, kBlocks, s.buffers[row / kBlockRows % 2], states);
 }
 
 void weigh_all_bytes(ByteSpan& s, AttendState* states) {

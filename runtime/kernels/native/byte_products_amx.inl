@@ -25,9 +25,8 @@ constexpr int kFewRows = kBlockRows / 2;  // both limbs of so many rows fit one 
 constexpr int kGroupStride = kGroupTokens + 16;
 constexpr int kLimbStride = kSpanTokens + 64;
 struct ByteSpan : Span {
-  // Of a block, all rows' first limbs, then all rows' second limbs.
-  // Of four units, or of up to 64 dimensions. Two of them: while one is filled from tiles the other is read.
-  alignas(64) int32_t buffers[2][2 * kBlockRows * kGroupStride];
+  // Of a block, all rows' first limbs, then all rows' second limbs: with four units, or up to 64 dimensions.
+  alignas(64) int32_t sums[2 * kBlockRows * kGroupStride];
   alignas(64) uint8_t limbs[2 * kMostAttendRows * kLimbStride];  // of queries, then of weights, by block
   float factors[kMostAttendRows];    // what a sum times its key's scale is multiplied by to be a score
   int32_t offsets[kMostAttendRows];  // what a sum has too much, since keys are stored plus 128
@@ -80,7 +79,7 @@ GroupKeys open_keys(const ByteSpan& s, int first) {
 }
 
 // Sums of all rows and a group's keys, `step` dimensions at a time.
-void score_few(ByteSpan& s, const GroupKeys& keys, int step, int32_t* sums) {
+void score_few(ByteSpan& s, const GroupKeys& keys, int step) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -99,14 +98,14 @@ void score_few(ByteSpan& s, const GroupKeys& keys, int step, int32_t* sums) {
     for (int u = 0; u < kGroupUnits; ++u)
       for (int i = 0; i < step / 4; ++i) prefetch(keys.ahead[u] + at + 64 * i);
   }
-  _tile_stored(0, sums, kGroupStride * 4);
-  _tile_stored(1, sums + 16, kGroupStride * 4);
-  _tile_stored(2, sums + 32, kGroupStride * 4);
-  _tile_stored(3, sums + 48, kGroupStride * 4);
+  _tile_stored(0, s.sums, kGroupStride * 4);
+  _tile_stored(1, s.sums + 16, kGroupStride * 4);
+  _tile_stored(2, s.sums + 32, kGroupStride * 4);
+  _tile_stored(3, s.sums + 48, kGroupStride * 4);
 }
 
 // The same of a block's rows, `row` and following, for two units, `pair` and the next.
-void score_pair(ByteSpan& s, const GroupKeys& keys, int row, int pair, int step, int32_t* sums) {
+void score_pair(ByteSpan& s, const GroupKeys& keys, int row, int pair, int step) {
   const uint8_t* firsts = block_limbs(s, row);
   const uint8_t* seconds = firsts + second_limbs(s);
   _tile_zero(0);
@@ -127,7 +126,7 @@ void score_pair(ByteSpan& s, const GroupKeys& keys, int row, int pair, int step,
     for (int u = 0; u < 2; ++u)
       for (int i = 0; i < step / 4; ++i) prefetch(keys.ahead[pair + u] + at + 64 * i);
   }
-  sums += pair * kUnitTokens;
+  int32_t* sums = s.sums + pair * kUnitTokens;
   int32_t* second_sums = sums + block_rows(s) * kGroupStride;
   _tile_stored(0, sums, kGroupStride * 4);
   _tile_stored(1, second_sums, kGroupStride * 4);
@@ -135,10 +134,10 @@ void score_pair(ByteSpan& s, const GroupKeys& keys, int row, int pair, int step,
   _tile_stored(3, second_sums + 16, kGroupStride * 4);
 }
 
-void score_group(ByteSpan& s, const GroupKeys& keys, int row, int step, int32_t* sums) {
-  if (few(s)) return score_few(s, keys, step, sums);
-  score_pair(s, keys, row, 0, step, sums);
-  score_pair(s, keys, row, 2, step, sums);
+void score_group(ByteSpan& s, const GroupKeys& keys, int row, int step) {
+  if (few(s)) return score_few(s, keys, step);
+  score_pair(s, keys, row, 0, step);
+  score_pair(s, keys, row, 2, step);
 }
 
 // Sixteen numbers of a row of the block: of whose first limbs these are the sums.
@@ -177,7 +176,7 @@ void copy_groups(ByteSpan& s, int d) {
 
 // Sums of a span's weights, of a block's rows, times the copied values of 16 kBlocks dimensions.
 template <int kBlocks>
-void add_groups(ByteSpan& s, int row, int32_t* sums) {
+void add_groups(ByteSpan& s, int row) {
   const uint8_t* firsts = block_limbs(s, row);
   const uint8_t* seconds = firsts + second_limbs(s);
   _tile_zero(0);
@@ -197,16 +196,16 @@ void add_groups(ByteSpan& s, int row, int32_t* sums) {
       _tile_dpbusd(3, 5, 7);
     }
   }
-  int32_t* second_sums = sums + block_rows(s) * kGroupStride;
-  _tile_stored(0, sums, kGroupStride * 4);
+  int32_t* second_sums = s.sums + block_rows(s) * kGroupStride;
+  _tile_stored(0, s.sums, kGroupStride * 4);
   _tile_stored(1, second_sums, kGroupStride * 4);
-  if constexpr (kBlocks > 1) _tile_stored(2, sums + 16, kGroupStride * 4);
+  if constexpr (kBlocks > 1) _tile_stored(2, s.sums + 16, kGroupStride * 4);
   if constexpr (kBlocks > 1) _tile_stored(3, second_sums + 16, kGroupStride * 4);
 }
 
 // The same with few rows, of values where they are: that costs less than copying.
 template <int kBlocks>
-void add_units(ByteSpan& s, int d, int32_t* sums) {
+void add_units(ByteSpan& s, int d) {
   const int64_t quad = 4 * s.call->layout.padded_dim;
   const int offset = s.call->layout.values + 4 * d;
   _tile_zero(0);
@@ -233,8 +232,8 @@ void add_units(ByteSpan& s, int d, int32_t* sums) {
     }
     for (int i = 0; i < kUnitTokens / 4; ++i) prefetch_lines<kBlocks>(ahead + i * quad);
   }
-  _tile_stored(0, sums, kGroupStride * 4);
-  if constexpr (kBlocks > 1) _tile_stored(1, sums + 16, kGroupStride * 4);
-  if constexpr (kBlocks > 2) _tile_stored(2, sums + 32, kGroupStride * 4);
-  if constexpr (kBlocks > 3) _tile_stored(3, sums + 48, kGroupStride * 4);
+  _tile_stored(0, s.sums, kGroupStride * 4);
+  if constexpr (kBlocks > 1) _tile_stored(1, s.sums + 16, kGroupStride * 4);
+  if constexpr (kBlocks > 2) _tile_stored(2, s.sums + 32, kGroupStride * 4);
+  if constexpr (kBlocks > 3) _tile_stored(3, s.sums + 48, kGroupStride * 4);
 }
