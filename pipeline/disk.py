@@ -18,7 +18,7 @@ from gristmill.runtime.safetensors_files import MODEL_DTYPES
 from gristmill.runtime.scheme import QuantScheme
 from gristmill.runtime.units import human_bytes
 
-__all__ = ["DiskPlan", "checkpoint_bytes", "free_disk", "plan_disk", "require_disk"]
+__all__ = ["DiskPlan", "free_disk", "plan_disk", "require_disk"]
 
 _SCALE_BYTES = 4
 _OTHER = 32_000_000
@@ -58,7 +58,7 @@ class DiskPlan:
 def plan_disk(model: BuildModel, recipe: Recipe) -> DiskPlan:
     """An estimate from shapes alone, for the schemes that `model` has now."""
     formats = (recipe.checkpoint, *recipe.exports)
-    checkpoints = sum(checkpoint_bytes(model, name) for name in formats)
+    checkpoints = sum(_checkpoint_bytes(model, name) for name in formats)
     return DiskPlan(_layer_bytes(model), checkpoints, len(recipe.engines) * _engine_bytes(model))
 
 
@@ -79,7 +79,7 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(present).free
 
 
-def checkpoint_bytes(model: BuildModel, format: FormatName) -> int:
+def _checkpoint_bytes(model: BuildModel, format: FormatName) -> int:
     """The checkpoint folder's size in one format."""
     sizes = (linear_bytes(linear, scheme, format) for linear, scheme in _quantized(model))
     return fixed_bytes(model, format) + sum(sizes)

@@ -28,12 +28,12 @@ def plan(
     limit = parse_size(memory) if memory is not None else None
     planned = facade.plan(recipe, overrides=overrides or (), store=store, memory_limit=limit)
     folder = facade.default_store(store).layout.root
+    free = {"memory": free_memory().size, "disk": free_disk(folder)}
     if as_json:
-        free = {"memory": free_memory().size, "disk": free_disk(folder)}
         print_json({**planned.to_dict(), "free": free})
     else:
-        print_fields(_fields(planned))
-        print(f"free       memory {human_bytes(free_memory().size)}, disk {human_bytes(free_disk(folder))}")
+        told = ", ".join(f"{name} {human_bytes(size)}" for name, size in free.items())
+        print_fields({**_fields(planned), "free": told})
     require_memory(planned.memory, limit)
     require_disk(planned.disk.total, folder)
 
