@@ -15,7 +15,7 @@ __all__ = ["recipe_tasks", "require_resident", "task_gates"]
 
 
 def recipe_tasks(validation: ValidationSettings | None) -> tuple[TaskRows, ...]:
-    """The items of each task, checked. Raises PromptError."""
+    """The items of each task, checked. Raises PromptError, UnsupportedError for one that can't run here."""
     entries = () if validation is None else validation.tasks
     return tuple(
         TaskRows(TASKS[entry.task], read_rows(TASKS[entry.task], entry.path, entry.limit))

@@ -54,7 +54,7 @@ def load_tasks(
 ) -> tuple[TaskRows, ...]:
     """The first `limit` items of each task from `folder`, and windows of each of `texts`, all checked.
 
-    Raises InputError, PromptError.
+    Raises InputError, PromptError, UnsupportedError.
     """
     tasks = tasks_named(names)
     if tasks and folder is None:

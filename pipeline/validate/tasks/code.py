@@ -24,7 +24,6 @@ def code_block(answer: str) -> str:
 
 def _humaneval(model: TaskModel, rows: Sequence[Row]) -> list[Measured]:
     """The rest of a function behind its signature; sampled once, greedily: pass@1."""
-    require_sandbox("humaneval")
     prompts = [Prompt(row["prompt"], max_tokens=_MAX_TOKENS, stop=_ENDS_OF_FUNCTION) for row in rows]
     answers = model.generate(prompts)
     programs = [
@@ -36,7 +35,6 @@ def _humaneval(model: TaskModel, rows: Sequence[Row]) -> list[Measured]:
 
 def _mbpp(model: TaskModel, rows: Sequence[Row]) -> list[Measured]:
     """A function by its description and its tests."""
-    require_sandbox("mbpp")
     answers = model.generate([_pose(row) for row in rows])
     programs = [
         "\n".join([*row["test_imports"], code_block(answer), *row["test_list"]])
@@ -69,6 +67,7 @@ CODE = (
         ("humaneval.jsonl", "humaneval.jsonl.gz"),
         {"prompt": str, "entry_point": str, "test": str},
         _humaneval,
+        require=require_sandbox,
     ),
     Task(
         "mbpp",
@@ -76,5 +75,6 @@ CODE = (
         ("mbpp_sanitized.jsonl", "mbpp_sanitized.jsonl.gz", "mbpp.jsonl"),
         {"prompt": str, "test_imports": list, "test_list": list},
         _mbpp,
+        require=require_sandbox,
     ),
 )

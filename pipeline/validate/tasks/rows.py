@@ -17,8 +17,10 @@ __all__ = ["beside", "find_data", "read_rows"]
 def read_rows(task: Task, path: Path, limit: int | None = None) -> tuple[Row, ...]:
     """The first `limit` items of a file, all by default, each with its `id` and the task's fields.
 
-    Raises PromptError with every fault in its details, and for a file without items.
+    Raises PromptError with every fault in its details, and for a file without items; UnsupportedError
+    for a task that this machine can't run, so that nobody waits for a build to hear of it.
     """
+    task.require(task.name)
     rows = _read(f"the data of task {task.name}", path, {"id": str, **task.fields})
     if not rows:
         raise PromptError(f"the data of task {task.name}", found=f"no item in {path}", expected="one a line")

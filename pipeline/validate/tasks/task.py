@@ -33,6 +33,7 @@ class Task:
 
     `files` are the names that its data may have, `fields` the keys of every
     row with their types; `complete` adds to the rows what lies beside the file.
+    `require` raises UnsupportedError, naming the task, where this machine can't run it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Task:
     fields: Mapping[str, type]
     measure: Measure
     complete: Callable[[Path, Sequence[Row]], Sequence[Row]] = lambda path, rows: rows
+    require: Callable[[str], None] = lambda name: None
     lower_is_better: bool = False
     margin: float = MARGIN
 

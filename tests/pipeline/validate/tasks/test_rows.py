@@ -10,7 +10,8 @@ import pytest
 
 from gristmill.pipeline.validate.tasks.catalogue import TASKS, tasks_named
 from gristmill.pipeline.validate.tasks.rows import find_data, read_rows
-from gristmill.runtime.errors import InputError, PromptError
+from gristmill.pipeline.validate.tasks.sandbox import Limits, Outcome
+from gristmill.runtime.errors import InputError, PromptError, UnsupportedError
 
 ARC = TASKS["arc_easy"]
 GOOD = {"id": "a", "question": "Water is", "choices": ["wet", "dry"], "answer": 0}
@@ -26,6 +27,18 @@ def _write(folder: Path, *rows: object) -> Path:
 def test_every_task_reads_its_whole_data(name: str, data_dir: Path) -> None:
     task = TASKS[name]
     assert len(read_rows(task, find_data(task, data_dir))) >= 100
+
+
+@pytest.mark.parametrize("name", ["humaneval", "mbpp"])
+def test_a_machine_that_can_not_lock_programs_in_is_told_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, name: str, data_dir: Path
+) -> None:
+    def locked_out(program: str, limits: Limits) -> Outcome:
+        raise OSError("unshare: Operation not permitted")
+
+    monkeypatch.setattr("gristmill.pipeline.validate.tasks.sandbox.run_program", locked_out)
+    with pytest.raises(UnsupportedError, match=f"task {name} .* can't lock it in; found unshare"):
+        read_rows(TASKS[name], find_data(TASKS[name], data_dir))
 
 
 def test_the_limit_takes_the_first_items(tmp_path: Path) -> None:
