@@ -56,11 +56,14 @@ def find_subject(text: str, store: Store, asked: Asked) -> Subject:
 
     Whatever does not lie in the store is a model if it is written as one:
     with `package:`, with `.gguf`, or as a path or id without a manifest.
-    Raises ArtifactError, ModelError, OutsideError, UnsupportedError.
+    Raises ArtifactError, ModelError, InputError, UnsupportedError, OutsideError for a server that is not
+    there.
     """
     if text.startswith(("http://", "https://")):
         _require_no_formats(text, asked)
-        return Subject(text, partial(ServerModel, ServerAddress(text, asked.model, asked.api_key)))
+        address = ServerAddress(text, asked.model, asked.api_key)
+        ServerModel(address).close()  # told now, not behind the models that are run before it
+        return Subject(text, partial(ServerModel, address))
     if asked.model is not None:
         raise InputError(f"--model {asked.model} for {text}", expected="a server's URL")
     if _is_model(text):

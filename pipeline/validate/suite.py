@@ -68,13 +68,18 @@ def load_tasks(
 def run_suite(
     subject: Subject, origin: Origin | None, tasks: Sequence[TaskRows], store: Store, progress: Progress
 ) -> SuiteResult:
-    """Held-out data first, where the original is known, then tasks, by default those of the recipe."""
+    """Held-out data first, where the original is known, then tasks, by default those of the recipe.
+
+    Raises InputError where there is neither.
+    """
     held_out = None if origin is None else _held_out(subject, origin, progress)
     validation = None if origin is None else origin.recipe.validation
     gates: tuple[GateResult, ...] = ()
     if held_out is not None and validation is not None:
         gates = evaluate_gates(validation.gates.all, held_out.metrics)
     asked = tasks or recipe_tasks(validation)
+    if held_out is None and not asked:
+        raise InputError("nothing to measure by", found=subject.name, hint="name --tasks or --text")
     original = None if origin is None else origin.open
     stages = StageCache(store.layout.stages)
     outcomes = run_beside_original(subject.open, original, asked, stages, progress)

@@ -115,7 +115,7 @@ def error_message(body: bytes) -> str:
         error = json.loads(text)
         error = error.get("error", error)
         return str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return text[:200]
 
 

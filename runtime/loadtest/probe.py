@@ -31,7 +31,7 @@ async def probe_model(client: CompletionClient, name: str | None) -> str:
         )
     try:
         known = [str(entry["id"]) for entry in json.loads(data)["data"]]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         if name is not None:
             return name
         raise InputError(f"{client.endpoint.url} lists no models", hint="name one with --model") from None

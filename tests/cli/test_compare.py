@@ -52,3 +52,10 @@ def test_what_cannot_be_compared_is_refused(built: CommandLine, subjects: list[s
     done = built.run("compare", *subjects)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_server_that_is_not_there_is_told_before_a_model_is_run(built: CommandLine, data: Path) -> None:
+    done = built.run("compare", "tiny", "http://127.0.0.1:9", "--tasks", "lambada", "--data", data)
+    assert done.returncode == 3
+    assert "can't reach http://127.0.0.1:9" in done.stderr
+    assert "lambada:" not in done.stderr

@@ -84,3 +84,10 @@ def test_a_model_takes_no_engine_options(built: CommandLine, tiny_llama: Path) -
     done = built.run("validate", tiny_llama, "--compute", "int8")
     assert done.returncode == 2
     assert "--compute int8" in done.stderr
+
+
+def test_a_model_without_tasks_is_not_said_to_be_validated(built: CommandLine, tiny_llama: Path) -> None:
+    done = built.run("validate", tiny_llama)
+    assert done.returncode == 2
+    assert "nothing to measure by" in done.stderr
+    assert "name --tasks or --text" in done.stderr

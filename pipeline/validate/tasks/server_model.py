@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -85,7 +86,10 @@ class ServerModel:
             if not chosen:
                 raise ValueError("no token of the continuation")
             greedy = all(logprob >= max(top.values()) for logprob, top in chosen)
-            return Score(sum(float(logprob) for logprob, _ in chosen), greedy)
+            total = sum(float(logprob) for logprob, _ in chosen)
+            if math.isnan(total):
+                raise ValueError("a log probability that is no number")
+            return Score(total, greedy)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise self._without_echo(f"{type(error).__name__}: {error}") from error
 
@@ -101,6 +105,8 @@ class ServerModel:
         try:
             choice = answer["choices"][0]
             text = choice["message"]["content"] if prompt.messages else choice["text"]
+            if not isinstance(text, str | None):
+                raise TypeError("an answer that is no text")
         except (IndexError, KeyError, TypeError) as error:
             raise OutsideError(
                 f"{self._url}{path} answers with no completion", found=str(answer)[:200]
@@ -121,7 +127,7 @@ class ServerModel:
             raise OutsideError(f"{self._url}{path} answers {status}", found=error_message(data))
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OutsideError(f"{self._url}{path} answers with no JSON", found=repr(data[:80])) from error
 
     async def _post(self, path: str, fields: Mapping[str, Any]) -> tuple[int, bytes]:

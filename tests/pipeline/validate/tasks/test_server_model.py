@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -112,6 +113,20 @@ def _fake(status: int, answer: object) -> Iterator[str]:
             200,
             {"choices": [{"logprobs": {"text_offset": [0], "token_logprobs": [None], "top_logprobs": [{}]}}]},
         ),
+        (
+            200,
+            {
+                "choices": [
+                    {
+                        "logprobs": {
+                            "text_offset": [0, 4],
+                            "token_logprobs": [None, math.nan],
+                            "top_logprobs": [None, {"x": math.nan}],
+                        }
+                    }
+                ]
+            },
+        ),
         (400, {"error": {"message": "echo is not supported"}}),
     ],
 )
@@ -128,8 +143,12 @@ def test_a_server_that_scores_no_prompts_is_refused_by_name(status: int, answer:
     ("status", "answer", "message"),
     [
         (500, {"error": {"message": "out of memory"}}, "answers 500; found out of memory"),
+        (500, b"[" * 100_000, r"answers 500; found \[\["),
         (200, b"<html>", "answers with no JSON"),
+        (200, b"[" * 100_000, "answers with no JSON"),
         (200, {"detail": "no"}, "answers with no completion"),
+        (200, {"choices": [{"text": 7}]}, "answers with no completion"),
+        (200, {"choices": [{"text": ["Once"]}]}, "answers with no completion"),
     ],
 )
 def test_a_server_that_answers_with_an_error_is_the_outside_world_s_fault(
