@@ -18,9 +18,13 @@ LEAST_GAIN = 3
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One model: stored bits of a quantized weight, scales and zero points included, and KL on wikitext."""
+    """One model: stored bits of a quantized weight, scales and zero points included, and KL on wikitext.
+
+    `curve` is what the uniform models of one method share with what is compared with them.
+    """
 
     name: str
+    curve: str
     uniform: bool
     bits: float
     kl: float
@@ -41,9 +45,10 @@ def uniform_kl(points: Sequence[Point], bits: float) -> float | None:
 
 
 def mixed_lines(points: Sequence[Point]) -> Iterator[str]:
-    """A line for each mixed model that lies between two uniform ones."""
+    """A line for each mixed model that lies between two uniform ones of its curve."""
     for point in points:
-        if not point.uniform and (uniform := uniform_kl(points, point.bits)) is not None:
+        curve = [other for other in points if other.curve == point.curve]
+        if not point.uniform and (uniform := uniform_kl(curve, point.bits)) is not None:
             yield (
                 f"{point.name}: KL wiki {point.kl:.4f} at {point.bits:.3f} bits, uniform {uniform:.4f} there"
                 f" (log-linear): ratio {point.kl / uniform:.2f} <= {LIMIT}"

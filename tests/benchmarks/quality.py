@@ -3,33 +3,38 @@
 Every row quantizes the demo model with the product's own functions, on the
 tokens that the peers were calibrated with, and measures the written checkpoint
 twice: by the product's own validation and by an independent script that uses
-transformers. Prints one table and writes build/bench/quality.json.
+transformers. Prints one table and puts its rows into build/bench/quality.json,
+or quality-off-grid.json, where rows that were not measured again stay.
 
     --quick      two rows on fewer tokens, within a minute; no independent measure
     --off-grid   the same model with noise of half a step of the 4-bit grid that
                  its weights came from; the peers' numbers are not of this model
-    --only NAME  rows whose name contains NAME; those of the cache of keys and values begin with KV,
-                 that of calibration by domain with SQL
+    --own        no independent measure, which takes half of the measuring time
+    --only NAME  rows whose name contains NAME, with the uniform models that mixed ones are compared with;
+                 those of the cache of keys and values begin with KV, that of calibration by domain with SQL
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from gristmill.calibration.prompts import PromptSettings, PromptSource, load_calibration
 from gristmill.calibration.samples import TokenSamples
-from gristmill.pipeline.environment import build_threads, determinism_contract, using_threads
+from gristmill.pipeline.environment import (
+    build_threads,
+    determinism_contract,
+    peak_memory,
+    using_threads,
+)
 from gristmill.pipeline.make import Maker
 from gristmill.pipeline.model import BuildModel, open_model, stored_bits
 from gristmill.pipeline.progress import SilentProgress
@@ -41,7 +46,6 @@ from gristmill.pipeline.validate.compare import compare_models
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.pipeline.validate.logits import ExecutorLogits
 from gristmill.pipeline.validate.original import OriginalLogits
-from gristmill.pipeline.validate.result import DataResult
 from gristmill.recipes import Recipe, parse_recipe
 from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.executors.base import KVCacheConfig
@@ -54,10 +58,10 @@ from tests.benchmarks.demo_model import BUILD, MODEL, write_original
 from tests.benchmarks.independent import TOOLS, evaluate, make_reference_logits, run_script
 from tests.benchmarks.quality_domain import DOMAIN, measure_domain
 from tests.benchmarks.quality_kv import CACHES, measure_caches
-from tests.benchmarks.quality_rows import QUICK_ROWS, ROWS, Peer, Row
-from tests.benchmarks.table import result_row, table_line, write_rows
+from tests.benchmarks.quality_report import HEADER, Measured, keep_row, table_rows
+from tests.benchmarks.quality_rows import QUICK_ROWS, ROWS, Row
+from tests.benchmarks.table import table_line, write_rows
 
-COMMAND = "make bench-quality"
 GRID = 32
 """Width of the source's 4-bit groups."""
 
@@ -71,23 +75,6 @@ class Tokens:
     chat: HeldOut
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one row came to; `independent` is the other script's result.
-
-    `cpu_seconds` over all threads tells a slow row from a busy machine; `bits` are those stored for a
-    quantized weight.
-    """
-
-    row: Row
-    seconds: float
-    cpu_seconds: float
-    bits: float
-    wiki: DataResult
-    chat: DataResult
-    independent: Mapping[str, float] | None
-
-
 def main() -> None:
     """Run the benchmark as asked."""
     options = _options()
@@ -95,8 +82,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     reference = _reference(folder, off_grid=options.off_grid)
     tokens = _tokens(folder, reference, quick=options.quick)
-    rows = [row for row in ROWS if not options.quick or row.name in QUICK_ROWS]
-    rows = [row for row in rows if options.only in row.name]
+    rows = _rows(options)
     caches = [cache for cache in CACHES if options.only in cache.name and not options.quick]
     if caches:
         data = [tokens.wiki, tokens.chat]
@@ -105,7 +91,8 @@ def main() -> None:
         write_rows(BUILD / "quality_domain.json", measure_domain(reference))
     if not rows:
         return
-    if not options.quick:
+    independent = not options.quick and not options.own
+    if independent:
         make_reference_logits(reference)
     print(f"{MODEL}{' off its grid' if options.off_grid else ''}, group 64, {build_threads()} threads,")
     print(f"{len(tokens.calibration.sequences)} x 512 calibration tokens, the peers' splits")
@@ -116,25 +103,39 @@ def main() -> None:
     measured = []
     with using_threads(build_threads()):
         for row in rows:
-            measured.append(_measure(row, reference, tokens, independent=not options.quick))
-            print("\n".join(table_line(cells) for cells in _table_rows(measured[-1])), flush=True)
+            measured.append(_measure(row, reference, tokens, independent=independent))
+            print("\n".join(table_line(cells) for cells in table_rows(measured[-1])), flush=True)
+            if not options.quick:
+                keep_row(folder.with_suffix(".json"), measured[-1])
+    _print_comparisons(measured)
+
+
+def _rows(options: argparse.Namespace) -> list[Row]:
+    """The rows that are asked for; the peers did not measure the model off its grid."""
+    asked = [row for row in ROWS if options.only in row.name]
+    curves = {row.curve for row in asked if row.is_mixed}
+    rows = [row for row in ROWS if row in asked or (row.curve in curves and not row.is_mixed)]
+    if options.quick:
+        rows = [row for row in rows if row.name in QUICK_ROWS]
+    return [replace(row, peer=None) for row in rows] if options.off_grid else rows
+
+
+def _print_comparisons(measured: Sequence[Measured]) -> None:
     points = [_point(row) for row in measured]
-    for line in mixed_lines([point for point in points if point.name.startswith("Mixed")]):
+    for line in mixed_lines([point for point in points if point.curve]):
         print(line)
     for line in gain_lines([point for point in points if point.name.startswith("3 bits")]):
         print(line)
     chat, wiki = (f"{100 * data.overlap:.0f}%" for data in (measured[0].chat, measured[0].wiki))
     print(f"\n{chat} of the chat tokens and {wiki} of the wikitext lie in a 16-gram of the calibration")
     print("text. The peers' figures are read from their table.")
-    if not options.quick and not options.off_grid:
-        rows_out = [entry for result in measured for entry in _json_rows(result)]
-        write_rows(BUILD / "quality.json", rows_out)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--off-grid", action="store_true")
+    parser.add_argument("--own", action="store_true")
     parser.add_argument("--only", default="", metavar="NAME")
     return parser.parse_args()
 
@@ -192,9 +193,7 @@ def _tokens(folder: Path, reference: Path, *, quick: bool) -> Tokens:
 
 def _recipe(row: Row, reference: Path) -> Recipe:
     """The row's settings as a recipe; its prompts are handed over as tokens."""
-    calibration = (
-        "" if row.method in ("rtn", "hqq") else "calibration: {prompts: [{path: calibration.json}]}\n"
-    )
+    calibration = "calibration: {prompts: [{path: calibration.json}]}\n" if row.needs_data else ""
     text = f"name: bench\nmodel: {reference}\n{calibration}quantize: {{{row.quantize}}}\n"
     return parse_recipe(text, row.name, reference.parent)
 
@@ -205,9 +204,11 @@ def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) ->
     model = original.rotated() if recipe.quantize.rotate else original
     with tempfile.TemporaryDirectory(dir=reference.parent) as name:
         folder = Path(name)
+        _forget_peak_memory()
         start, cpu_start = time.perf_counter(), time.process_time()
         model, quantized = _quantize(recipe, model, tokens, folder)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        memory = peak_memory()
         checkpoint = folder / "checkpoint"
         write_checkpoint(checkpoint, model.source, quantized.tensors, quantized.dense, "compressed-tensors")
         opened = open_checkpoint(checkpoint)
@@ -228,7 +229,12 @@ def _measure(row: Row, reference: Path, tokens: Tokens, *, independent: bool) ->
                 other = evaluate(reference, [], checkpoint)
     wiki, chat = result.data
     stored, weights = stored_bits(model.plan.linears, model.schemes)
-    return Measured(row, seconds, cpu_seconds, stored / max(weights, 1), wiki, chat, other)
+    return Measured(row, seconds, cpu_seconds, memory, stored / max(weights, 1), wiki, chat, other)
+
+
+def _forget_peak_memory() -> None:
+    """Let `peak_memory` count from now on, so that a row does not show an earlier one's."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _quantize(
@@ -248,72 +254,7 @@ def _quantize(
 def _point(found: Measured) -> Point:
     """A row by the independent measure where it was taken."""
     kl = (found.independent or {}).get("kl_wiki", found.wiki.metrics.kl_mean)
-    return Point(found.row.name, found.row.bits % 1 == 0, found.bits, kl)
-
-
-HEADER = ("", "KL wiki", "KL chat", "ppl wiki", "top-1 wiki", "top-1", "seconds", "CPU seconds")
-
-
-def _table_rows(measured: Measured) -> list[tuple[str, ...]]:
-    """Ours by both measures, the peer, and the ratios that have limits."""
-    row, peer, other = measured.row, measured.row.peer, measured.independent
-    wiki, chat = measured.wiki.metrics, measured.chat.metrics
-    ours = (wiki.kl_mean, chat.kl_mean, wiki.perplexity, wiki.top1_agreement, _top1(measured))
-    table = [(row.name, *_numbers(*ours), f"{measured.seconds:.1f}", f"{measured.cpu_seconds:.1f}")]
-    if other is not None:
-        values = (other["kl_wiki"], other["kl_chat"], other["ppl"], None, other["top1"])
-        table.append(("  independent measure", *_numbers(*values), ""))
-    if peer is None:
-        return table
-    table.append(
-        (
-            f"  {peer.tool}",
-            *_numbers(peer.kl_wiki, peer.kl_chat, peer.perplexity, None, peer.top1),
-            f"{peer.seconds:.2f}" if peer.seconds < 1 else f"{peer.seconds:.0f}",
-        )
-    )
-    if other is not None:
-        kl, seconds = other["kl_wiki"] / peer.kl_wiki, measured.seconds / peer.seconds
-        limits = ["" if limit is None else f"<= {limit:.2f}" for limit in (row.kl_limit, row.time_limit)]
-        table.append(("  ratio", f"{kl:.2f} {limits[0]}", "", "", "", "", f"{seconds:.2f} {limits[1]}"))
-    return table
-
-
-def _top1(measured: Measured) -> float:
-    wiki, chat = measured.wiki.metrics, measured.chat.metrics
-    weighted = wiki.top1_agreement * wiki.positions + chat.top1_agreement * chat.positions
-    return weighted / (wiki.positions + chat.positions)
-
-
-def _numbers(*values: float | None) -> tuple[str, ...]:
-    return tuple("" if value is None else f"{value:.2f}" if value > 2 else f"{value:.4f}" for value in values)
-
-
-def _json_rows(measured: Measured) -> list[dict[str, Any]]:
-    row = measured.row
-    peer = row.peer or Peer("", math.nan, math.nan, math.nan, math.nan, math.nan)
-    other = measured.independent or {}
-
-    def entry(
-        metric: str, ours: float, value: float | None, unit: str, limit: float | None = None
-    ) -> dict[str, Any]:
-        known = None if row.peer is None else value
-        return result_row(
-            f"{row.name}: {metric}", ours, peer.tool, known, unit, COMMAND, limit if known else None
-        )
-
-    return [
-        entry("KL wiki, independent measure", other["kl_wiki"], peer.kl_wiki, "nats", row.kl_limit),
-        entry("KL wiki, own validation", measured.wiki.metrics.kl_mean, peer.kl_wiki, "nats"),
-        entry("KL chat, independent measure", other["kl_chat"], peer.kl_chat, "nats"),
-        entry("KL chat, own validation", measured.chat.metrics.kl_mean, peer.kl_chat, "nats"),
-        entry("perplexity wiki, independent measure", other["ppl"], peer.perplexity, ""),
-        entry("perplexity wiki, own validation", measured.wiki.metrics.perplexity, peer.perplexity, ""),
-        entry("top-1, independent measure", other["top1"], peer.top1, "share"),
-        entry("top-1, own validation", _top1(measured), peer.top1, "share"),
-        entry("chat tokens in 16-grams of calibration", measured.chat.overlap, None, "share"),
-        entry("wall time", measured.seconds, peer.seconds, "s", row.time_limit),
-    ]
+    return Point(found.row.name, found.row.curve, not found.row.is_mixed, found.bits, kl)
 
 
 if __name__ == "__main__":

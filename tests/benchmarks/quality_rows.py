@@ -25,6 +25,7 @@ class Row:
 
     `bits` is a width for all weights, or, with a fraction, a budget of bits a weight for a search.
     `more` are further keys of the recipe's quantize block. `group_sizes` are what a search chooses from.
+    `curve` is the same for a mixed model and the uniform ones that it is compared with.
     """
 
     name: str
@@ -37,13 +38,24 @@ class Row:
     bits: float = 4
     more: str = ""
     group_sizes: tuple[int, ...] = ()
+    curve: str = ""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether a search chooses widths."""
+        return self.bits % 1 != 0
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the recipe needs calibration tokens."""
+        return self.is_mixed or self.method not in ("rtn", "hqq")
 
     @property
     def quantize(self) -> str:
         """The recipe's quantize block; weights only in groups of 64 unless a scheme is named."""
         if self.bits != 4:
             rest = f"symmetric: {str(self.symmetric).lower()}, group_size: 64, method: {self.method}"
-            if self.bits % 1 == 0:
+            if not self.is_mixed:
                 return f"bits: {int(self.bits)}, {rest}{self.more}"
             search = f"budget: {{bits_per_weight: {self.bits}}}, group_size: {list(self.group_sizes)}"
             return f"bits: {int(self.bits)}, {rest}, search: {{{search}}}{self.more}"
@@ -69,11 +81,23 @@ ROWS = (
     Row("GPTQ sym", "gptq", True, Peer("gptqmodel 7.6.0", 0.232, 0.249, 25.15, 0.749, 125)),
     Row("GPTQ sym rotated", "gptq", True, AUTOROUND_SYM, 0.105 / 0.117, 1.0, more=", rotate: hadamard"),
     Row("GPTQ sym rotated, refined", "gptq", True, AUTOROUND_SYM, 0.105 / 0.117, 1.0, more=REFINED),
-    Row("GPTQ asym", "gptq", False, Peer("llmcompressor 0.14.0.1", 0.159, 0.185, 24.32, 0.788, 119)),
+    Row(
+        "GPTQ asym",
+        "gptq",
+        False,
+        Peer("llmcompressor 0.14.0.1", 0.159, 0.185, 24.32, 0.788, 119),
+        curve="GPTQ",
+    ),
     Row("GPTQ asym rotated", "gptq", False, OURS_GPTQ, None, None, more=", rotate: hadamard"),
     Row("GPTQ asym scaled", "gptq", False, OURS_GPTQ, None, None, more=", scale: awq"),
-    Row("HQQ asym", "hqq", False, PLAIN_ASYM, None, None),
-    Row("AWQ asym", "awq", False, Peer("llmcompressor 0.14.0.1", 0.151, 0.174, 24.19, 0.792, 456)),
+    Row("HQQ asym", "hqq", False, PLAIN_ASYM, None, None, curve="HQQ"),
+    Row(
+        "AWQ asym",
+        "awq",
+        False,
+        Peer("llmcompressor 0.14.0.1", 0.151, 0.174, 24.19, 0.792, 456),
+        curve="AWQ",
+    ),
     Row(
         "SignRound sym",
         "signround",
@@ -104,15 +128,27 @@ ROWS = (
     Row("NVFP4A16", "rtn", True, None, scheme="NVFP4A16"),
     Row("MXFP4A16", "rtn", True, None, scheme="MXFP4A16"),
     Row("RTN sym", "rtn", True, Peer("plain rounding", 0.401, 0.474, 28.53, 0.674, 0.14), None, None),
-    Row("RTN asym", "rtn", False, PLAIN_ASYM, None, None),
+    Row("RTN asym", "rtn", False, PLAIN_ASYM, None, None, curve="RTN"),
     Row("3 bits: RTN asym", "rtn", False, None, bits=3),
     Row("3 bits: GPTQ asym", "gptq", False, None, bits=3),
     Row("3 bits: GPTQ asym rotated, refined", "gptq", False, None, bits=3, more=REFINED),
     Row("3 bits: SignRound asym", "signround", False, None, bits=3),
-    Row("Mixed 4.5 bits", "gptq", False, None, bits=4.5),
-    Row("Mixed 4.5 bits and groups", "gptq", False, None, bits=4.5, group_sizes=(64, 96, 192)),
-    Row("Mixed: uniform 4 bits", "gptq", False, None),
-    Row("Mixed: uniform 5 bits", "gptq", False, None, bits=5),
-    Row("Mixed: uniform 6 bits", "gptq", False, None, bits=6),
+    Row("RTN asym, 5 bits", "rtn", False, None, bits=5, curve="RTN"),
+    Row("HQQ asym, 5 bits", "hqq", False, None, bits=5, curve="HQQ"),
+    Row("AWQ asym, 5 bits", "awq", False, None, bits=5, curve="AWQ"),
+    Row("GPTQ asym, 5 bits", "gptq", False, None, bits=5, curve="GPTQ"),
+    Row("Mixed RTN, 4.5 bits", "rtn", False, None, bits=4.5, curve="RTN"),
+    Row("Mixed HQQ, 4.5 bits", "hqq", False, None, bits=4.5, curve="HQQ"),
+    Row("Mixed AWQ, 4.5 bits", "awq", False, None, bits=4.5, curve="AWQ"),
+    Row("Mixed GPTQ, 4.5 bits", "gptq", False, None, bits=4.5, curve="GPTQ"),
+    Row(
+        "Mixed GPTQ, 4.5 bits and groups",
+        "gptq",
+        False,
+        None,
+        bits=4.5,
+        group_sizes=(64, 96, 192),
+        curve="GPTQ",
+    ),
 )
 QUICK_ROWS = ("GPTQ asym", "RTN asym")
