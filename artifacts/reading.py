@@ -31,4 +31,4 @@ def read_bounded(path: Path, limit: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise ArtifactError(f"{path}: size", found=f"{size} bytes", expected=f"at most {limit}")
-        return file.read(limit)
+        return file.read(size)  # not `limit`: as much memory would be asked for

@@ -6,7 +6,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union
 
@@ -15,6 +15,7 @@ from gristmill.runtime.errors import InputError
 __all__ = ["from_json"]
 
 _T = TypeVar("_T")
+_Reader = Callable[[Any], Any]
 _MOST = 2**63 - 1
 
 
@@ -26,70 +27,126 @@ def from_json(kind: type[_T], value: Any, where: str) -> _T:
     dataclasses, told apart by their fields. Raises
     InputError naming the field by its path from `where`.
     """
-    if not isinstance(value, Mapping):
-        raise InputError(where, found=_shown(value), expected="an object")
-    expected = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    if missing := sorted(set(expected) - set(value)):
-        raise InputError(f"{where}: missing {', '.join(missing)}")
-    if unknown := sorted(map(str, set(value) - set(expected))):
-        raise InputError(f"{where}: unknown {', '.join(unknown)}", expected=f"only {', '.join(expected)}")
-    hints = _hints(typing.cast(Any, kind))
-    return kind(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in expected})
+    try:
+        return typing.cast(_T, _reader(typing.cast(Any, kind))(value))
+    except InputError as error:
+        raise _inside(where, error) from None
 
 
-@functools.cache  # a plan holds hundreds of a few classes, and reading hints is most of the work
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _read(hint: Any, value: Any, where: str) -> Any:
-    if is_dataclass(hint):
-        return from_json(typing.cast(type[Any], hint), value, where)
-    if hint is float:
-        return _read_float(value, where)
-    if hint in (int, str, bool):
-        if type(value) is not hint or (hint is int and abs(value) > _MOST):
-            raise InputError(where, found=_shown(value), expected=_NAMES[hint])
-        return value
-    return _read_composed(hint, value, where)
-
-
-def _read_composed(hint: Any, value: Any, where: str) -> Any:
+@functools.cache  # a plan holds ten thousands of a few classes: each type is looked at once
+def _reader(hint: Any) -> _Reader:
+    """What reads values of a type; its errors lack the path to them."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if is_dataclass(hint):
+        return _object_reader(typing.cast(type[Any], hint))
+    if hint is float:
+        return _read_float
+    if hint in _NAMES:
+        return functools.partial(_read_plain, hint)
     if origin is Literal:
-        if value not in arguments or isinstance(value, bool):
-            raise InputError(where, found=_shown(value), expected=" or ".join(map(str, arguments)))
-        return value
+        return functools.partial(_read_literal, arguments)
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise InputError(where, found=_shown(value), expected="a list")
-        return tuple(_read(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+        return functools.partial(_read_list, _reader(arguments[0]))
     assert origin in (Union, types.UnionType), hint
-    if value is None and type(None) in arguments:
-        return None
+    return _union_reader(arguments)
+
+
+def _object_reader(kind: type[Any]) -> _Reader:
+    hints = typing.get_type_hints(kind)
+    readers = {
+        field.name: (_as_it_is(hints[field.name]), _reader(hints[field.name])) for field in fields(kind)
+    }
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise InputError("", found=_shown(value), expected="an object")
+        if value.keys() != readers.keys():
+            raise _wrong_fields(value, list(readers))
+        arguments, name = [], ""
+        try:
+            for name, (plain, read_field) in readers.items():
+                item = value[name]
+                arguments.append(item if type(item) is plain else read_field(item))
+        except InputError as error:
+            raise _inside(f".{name}", error) from None
+        return kind(*arguments)
+
+    return read
+
+
+def _as_it_is(hint: Any) -> type[Any] | None:
+    """The type whose every value is one of `hint`: most of a plan needs no more than a look at it."""
+    return hint if hint in (str, bool) else type(None) if type(None) in typing.get_args(hint) else None
+
+
+def _union_reader(arguments: tuple[Any, ...]) -> _Reader:
     kinds = [argument for argument in arguments if argument is not type(None)]
-    return _read(kinds[0] if len(kinds) == 1 else _nearest(kinds, value), value, where)
+    readers = list(map(_reader, kinds))
+    optional = len(kinds) < len(arguments)
+
+    def read(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        return readers[0 if len(kinds) == 1 else _nearest(kinds, value)](value)
+
+    return read
 
 
-def _nearest(kinds: list[Any], value: Any) -> Any:
+def _nearest(kinds: list[Any], value: Any) -> int:
     """Of several dataclasses the first that shares most fields with `value`."""
-    found = set(value) if isinstance(value, Mapping) else set()
-    return max(kinds, key=lambda kind: len(found & {field.name for field in fields(kind)}))
+    found = set(value) if isinstance(value, dict) else set()
+    shared = [len(found & {field.name for field in fields(kind)}) for kind in kinds]
+    return shared.index(max(shared))
 
 
-def _read_float(value: Any, where: str) -> float:
+def _read_plain(kind: type[Any], value: Any) -> Any:
+    if type(value) is not kind or (kind is int and abs(value) > _MOST):
+        raise InputError("", found=_shown(value), expected=_NAMES[kind])
+    return value
+
+
+def _read_literal(known: tuple[Any, ...], value: Any) -> Any:
+    if value not in known or isinstance(value, bool):
+        raise InputError("", found=_shown(value), expected=" or ".join(map(str, known)))
+    return value
+
+
+def _read_list(read: _Reader, value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise InputError("", found=_shown(value), expected="a list")
+    items: list[Any] = []
+    try:
+        for item in value:
+            items.append(read(item))
+    except InputError as error:
+        raise _inside(f"[{len(items)}]", error) from None
+    return tuple(items)
+
+
+def _read_float(value: Any) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or abs(value) > _MOST or not math.isfinite(value):
-        raise InputError(where, found=_shown(value), expected=_NAMES[float])
+        raise InputError("", found=_shown(value), expected=_NAMES[float])
     return float(value)
 
 
 _NAMES = {int: "an integer", str: "a text", bool: "true or false", float: "a number"}
 
 
+def _wrong_fields(value: dict[str, Any], expected: list[str]) -> InputError:
+    if missing := sorted(set(expected) - set(value)):
+        return InputError(f": missing {', '.join(missing)}")
+    unknown = sorted(map(str, set(value) - set(expected)))
+    return InputError(f": unknown {', '.join(unknown)}", expected=f"only {', '.join(expected)}")
+
+
+def _inside(place: str, error: InputError) -> InputError:
+    return InputError(f"{place}{error.what}", found=error.found, expected=error.expected)
+
+
 def _shown(value: Any) -> str:
     """A value in a few words, however large it is."""
-    if isinstance(value, list | tuple | Mapping):
+    if isinstance(value, list | tuple | dict):
         return f"{type(value).__name__} of {len(value)}"
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."

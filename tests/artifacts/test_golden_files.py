@@ -9,6 +9,7 @@ import pytest
 
 from gristmill.artifacts.golden import read_golden, write_golden
 from gristmill.runtime.engine_folder import GoldenPrompt
+from tests.little_memory import little_memory
 
 PROMPTS = (
     GoldenPrompt((1, 5, 3), np.array([[0.5, -1, 2, 0], [1, 0.25, -3, 4]], np.float32), (3, 0)),
@@ -22,6 +23,12 @@ def test_golden_prompts_survive_the_round_trip_to_the_bit(tmp_path: Path) -> Non
         assert (found.token_ids, found.continuation) == (prompt.token_ids, prompt.continuation)
         assert found.logits.dtype == np.float32
         assert found.logits.tobytes() == prompt.logits.tobytes()
+
+
+def test_reading_takes_the_memory_of_the_files_not_of_the_largest_allowed(tmp_path: Path) -> None:
+    write_golden(tmp_path, PROMPTS)
+    with little_memory(16):
+        assert len(read_golden(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("name", ["prompts.json", "logits.safetensors"])

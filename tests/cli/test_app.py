@@ -58,6 +58,20 @@ def test_a_fault_of_ours_exits_4_in_one_line(gristmill, monkeypatch: pytest.Monk
     assert "Traceback" not in outcome.err
 
 
+def test_memory_that_the_system_refuses_is_no_fault_of_ours(
+    gristmill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(store: object) -> None:
+        raise MemoryError("no memory for 8 bytes")
+
+    monkeypatch.setattr(look, "listing", refuse)
+    outcome = gristmill("list")
+    assert outcome.code == 3
+    assert outcome.err.startswith(
+        "error: the system has no more memory; found no memory for 8 bytes; free some"
+    )
+
+
 def test_a_reader_that_leaves_early_is_no_error(store: Path) -> None:
     command = (
         f"{sys.executable} -m gristmill.cli.app list --json --store {store} | true; exit ${{PIPESTATUS[0]}}"

@@ -9,9 +9,12 @@ endian, then zeros. `weights` in turn holds the size and the SHA-256 of
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ __all__ = [
     "StoredTensor",
     "StoredWeight",
     "header_bytes",
+    "header_for",
     "plan_bytes",
     "read_engine_file",
     "verify_engine_file",
@@ -47,6 +51,7 @@ _FORMAT = "gristmill-native"
 _KV_SCALES = "kv_scales"
 _MAGIC = b"GRISTMILL-NATIVE"
 _HEADER = struct.Struct("<16sIQ32s")
+_MOST_PLAN_BYTES = 1 << 28  # the largest mixtures have some millions
 _AGAIN = "compile it again with `gristmill compile REF --target native-x86`"
 
 
@@ -78,18 +83,9 @@ def read_engine_file(folder: Path) -> EngineFile:
     or wrong in itself, and IntegrityError for a weights file that is not the
     one that the plan file describes.
     """
-    path = folder / PLAN_FILE
-    value = _read_json(path)
-    _check_version(path, value.get("layout_version"))
-    try:
-        engine = _engine(folder, from_json(_PlanFile, {_KV_SCALES: (), **value}, "plan"))
-        check_plan(engine.plan)
-        check_kv_scales(engine.kv_scales, engine.plan)
-        check_stored(engine)
-    except InputError as error:
-        found, expected = error.found, error.expected
-        raise ArtifactError(f"{path}: {error.what}", found=found, expected=expected, hint=_AGAIN) from error
-    _check_weights_file(engine, _description_hash(value))
+    with _without_collecting():
+        engine, digest = _read_plan(folder)
+    _check_weights_file(engine, digest)
     return engine
 
 
@@ -102,23 +98,50 @@ def verify_engine_file(folder: Path) -> EngineFile:
 
 def plan_bytes(engine: EngineFile) -> bytes:
     """The plan file of an engine. Equal engines have equal bytes."""
-    return canonical_json(_plan_value(engine))
-
-
-def header_bytes(engine: EngineFile) -> bytes:
-    """The header of an engine's weights file; `engine.sha256` has no part in it."""
-    digest = _description_hash(_plan_value(engine))
-    header = _HEADER.pack(_MAGIC, LAYOUT_VERSION, engine.bytes, digest)
-    return header.ljust(HEADER_BYTES, b"\0")
-
-
-def _plan_value(engine: EngineFile) -> dict[str, Any]:
     weights = _WeightsFile(engine.bytes, engine.sha256)
     stored = (engine.layers, engine.embedding, engine.final_norm, engine.head, engine.kv_scales)
     value = asdict(_PlanFile(_FORMAT, LAYOUT_VERSION, engine.plan, weights, *stored))
     if not engine.kv_scales:
         del value[_KV_SCALES]
-    return value
+    return canonical_json(value)
+
+
+def header_bytes(engine: EngineFile) -> bytes:
+    """The header of an engine's weights file; `engine.sha256` has no part in it."""
+    return header_for(plan_bytes(engine), engine.bytes)
+
+
+def header_for(plan: bytes, size: int) -> bytes:
+    """The header of the weights file of `size` bytes that a plan file describes."""
+    return _HEADER.pack(_MAGIC, LAYOUT_VERSION, size, _description_hash(plan)).ljust(HEADER_BYTES, b"\0")
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """For ten thousands of values that all stay: the collector would go through them again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _read_plan(folder: Path) -> tuple[EngineFile, bytes]:
+    """What the plan file says, checked in itself, and the hash of its description."""
+    path = folder / PLAN_FILE
+    data, value = _read_json(path)
+    _check_version(path, value.get("layout_version"))
+    try:
+        engine = _engine(folder, from_json(_PlanFile, {_KV_SCALES: (), **value}, "plan"))
+        check_plan(engine.plan)
+        check_kv_scales(engine.kv_scales, engine.plan)
+        check_stored(engine)
+    except InputError as error:
+        found, expected = error.found, error.expected
+        raise ArtifactError(f"{path}: {error.what}", found=found, expected=expected, hint=_AGAIN) from error
+    return engine, _description_hash(data)
 
 
 def _engine(folder: Path, read: _PlanFile) -> EngineFile:
@@ -132,16 +155,21 @@ def _engine(folder: Path, read: _PlanFile) -> EngineFile:
     return EngineFile(folder / WEIGHTS_FILE, read.weights.bytes, read.weights.sha256, read.model, *stored)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> tuple[bytes, dict[str, Any]]:
     try:
-        value = json.loads(path.read_bytes())
+        if (size := path.stat().st_size) > _MOST_PLAN_BYTES:
+            raise ArtifactError(
+                f"{path}: bytes", found=size, expected=f"at most {_MOST_PLAN_BYTES}", hint=_AGAIN
+            )
+        data = path.read_bytes()
+        value = json.loads(data)
     except FileNotFoundError as error:
         raise ArtifactError(f"{path} is missing", hint=_AGAIN) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"can't read {path}", found=error, hint=_AGAIN) from error
     if not isinstance(value, dict):
         raise ArtifactError(f"{path}", found=type(value).__name__, expected="an object", hint=_AGAIN)
-    return value
+    return data, value
 
 
 def _check_version(where: Path, found: Any) -> None:
@@ -151,9 +179,10 @@ def _check_version(where: Path, found: Any) -> None:
         )
 
 
-def _description_hash(value: dict[str, Any]) -> bytes:
-    described = {key: entry for key, entry in value.items() if key != "weights"}
-    return hashlib.sha256(canonical_json(described)).digest()
+def _description_hash(plan: bytes) -> bytes:
+    """Of a plan file's bytes without the entry `weights`, which is the last of them."""
+    described, _, _ = plan.rpartition(b',"weights":')
+    return hashlib.sha256(described + b"}\n").digest()
 
 
 def _check_weights_file(engine: EngineFile, digest: bytes) -> None:

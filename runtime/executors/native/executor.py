@@ -155,8 +155,7 @@ def _check_settings(cache: KVCacheConfig, options: ExecutorOptions) -> None:
 
 def _open_engine(engine: EngineFile, cache: KVCacheConfig, options: ExecutorOptions) -> _native.Engine:
     threads = options.threads or _native.effective_threads()
-    with engine.path.open("rb") as file:  # the engine holds on to the mapping
-        weights = mmap.mmap(file.fileno(), engine.bytes, access=mmap.ACCESS_READ)
+    weights = _mapped(engine)  # the engine holds on to the mapping
     settings = {
         "instruction_set": chosen_instruction_set(_native.instruction_sets()),
         "threads": threads,
@@ -178,6 +177,17 @@ def _open_engine(engine: EngineFile, cache: KVCacheConfig, options: ExecutorOpti
             found=error,
             hint="ask for fewer threads, or raise the limit on processes and memory",
         ) from error
+
+
+def _mapped(engine: EngineFile) -> mmap.mmap:
+    """The weights file, which something may have touched since it was checked."""
+    try:
+        with engine.path.open("rb") as file:
+            return mmap.mmap(file.fileno(), engine.bytes, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise OutsideError(f"can't map {engine.path} into memory", found=error) from error
+    except ValueError as error:
+        raise IntegrityError(f"{engine.path}: bytes", found=error, expected=engine.bytes) from error
 
 
 def _kv_scales_in_use(engine: EngineFile, cache: KVCacheConfig, opened: _native.Engine) -> KVScales:

@@ -28,6 +28,7 @@ def check_plan(plan: ModelPlan) -> None:
         where = f"layers[{index}]"
         _require([(f"{where}.index", layer.index, index)])
         _positive(_layer_sizes(where, layer))
+        _positive(_layer_numbers(where, layer), "a positive number")
         _require(_layer_claims(where, layer, plan.hidden_size))
 
 
@@ -37,15 +38,16 @@ def _require(claims: list[_Claim]) -> None:
             raise InputError(f"model.{name}", found=found, expected=expected)
 
 
-def _positive(sizes: Iterator[tuple[str, int | None]]) -> None:
-    for name, size in sizes:
-        if size is not None and not 0 < size <= _MOST:
-            raise InputError(f"model.{name}", found=size, expected=f"1 to {_MOST}")
+def _positive(numbers: Iterator[tuple[str, float | None]], expected: str = f"1 to {_MOST}") -> None:
+    for name, number in numbers:
+        if number is not None and not 0 < number <= _MOST:
+            raise InputError(f"model.{name}", found=number, expected=expected)
 
 
 def _model_claims(plan: ModelPlan) -> list[_Claim]:
     sizes = {"vocab_size": plan.vocab_size, "hidden_size": plan.hidden_size, "layers": len(plan.layers)}
     _positive(iter({**sizes, "max_positions": plan.max_positions}.items()))
+    _positive(iter([("final_norm.eps", plan.final_norm.eps)]), "a positive number")
     if plan.dtype not in ("bfloat16", "float16", "float32"):
         raise InputError("model.dtype", found=plan.dtype, expected="bfloat16, float16 or float32")
     claims = [_norm("final_norm", plan.final_norm, plan.hidden_size)]
@@ -54,7 +56,7 @@ def _model_claims(plan: ModelPlan) -> list[_Claim]:
     return claims
 
 
-def _layer_sizes(where: str, layer: LayerPlan) -> Iterator[tuple[str, int | None]]:
+def _layer_sizes(where: str, layer: LayerPlan) -> Iterator[tuple[str, float | None]]:
     attention = layer.attention
     for name in ("num_heads", "num_kv_heads", "head_dim", "sliding_window"):
         yield f"{where}.attention.{name}", getattr(attention, name)
@@ -62,6 +64,16 @@ def _layer_sizes(where: str, layer: LayerPlan) -> Iterator[tuple[str, int | None
         yield f"{where}.attention.rope.rotary_dim", attention.rope.rotary_dim
     for name, mlp in _mlps(f"{where}.mlp", layer.mlp):
         yield f"{name}.gate.out_features", mlp.gate.out_features
+
+
+def _layer_numbers(where: str, layer: LayerPlan) -> Iterator[tuple[str, float | None]]:
+    attention = layer.attention
+    for norm in layer.norms:
+        yield f"{where}: eps of {norm.name}", norm.eps
+    yield f"{where}.attention.scale", attention.scale
+    yield f"{where}.attention.logit_softcap", attention.logit_softcap
+    if attention.rope is not None:
+        yield f"{where}.attention.rope.attention_factor", attention.rope.attention_factor
 
 
 def _layer_claims(where: str, layer: LayerPlan, hidden: int) -> list[_Claim]:

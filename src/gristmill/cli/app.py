@@ -21,6 +21,7 @@ from gristmill.runtime.errors import (
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     GristmillError,
+    OutsideError,
 )
 from gristmill.runtime.files import storage_errors
 
@@ -126,6 +127,12 @@ def _run(arguments: list[str]) -> int:
         # The reader has had enough, as in `gristmill list | head`; keep Python quiet about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+    except MemoryError as error:
+        refused = OutsideError(
+            "the system has no more memory", found=str(error) or None, hint="free some, or raise the limit"
+        )
+        print_error(refused)
+        return refused.exit_code
     except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, it is ours
         return _internal(error)
     return EXIT_DONE

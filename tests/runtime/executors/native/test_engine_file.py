@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,9 @@ from gristmill.runtime.executors.native.engine_file import (
     read_engine_file,
     verify_engine_file,
 )
+from gristmill.runtime.files import canonical_json
 from gristmill.runtime.safetensors_writer import TensorSpec, write_safetensors
-from tests.runtime.executors.native.tiny_engines import write_tiny
+from tests.runtime.executors.native.tiny_engines import MIXTURES, write_tiny
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -83,7 +86,7 @@ def edit_plan(folder: Path, edit: Edit) -> None:
     path = folder / PLAN_FILE
     value = json.loads(path.read_bytes())
     edit(value)
-    path.write_text(json.dumps(value))
+    path.write_bytes(canonical_json(value))
 
 
 def edit_weights(folder: Path, offset: int, data: bytes) -> None:
@@ -141,6 +144,12 @@ def test_a_plan_file_that_is_no_json_object_is_refused(engine: Path, content: by
     assert PLAN_FILE in refusal(engine)
 
 
+def test_a_plan_file_that_no_model_needs_is_refused_unread(engine: Path) -> None:
+    with (engine / PLAN_FILE).open("r+b") as file:
+        file.truncate(1 << 40)
+    assert "plan.json: bytes; found 1099511627776; expected at most" in refusal(engine)
+
+
 @pytest.mark.parametrize("version", [0, 2, "1", True, None, 10**30])
 def test_another_layout_version_is_refused_by_number(engine: Path, version: Any) -> None:
     edit_plan(engine, set_field("layout_version", version))
@@ -188,6 +197,11 @@ def test_another_layout_version_in_the_header_is_refused_by_number(engine: Path)
         ("head.group", 32, "head.bytes"),
         ("head.group", 0, "head: int8 weight: group"),
         ("head.zero_points", True, "head.bytes"),
+        ("model.final_norm.eps", 0, "model.final_norm.eps; found 0.0; expected a positive number"),
+        ("model.layers.1.mlp_norm.eps", -1e-5, "eps of model.layers.1.post_attention_layernorm"),
+        ("model.layers.0.attention.scale", -0.25, "model.layers[0].attention.scale; found -0.25"),
+        ("model.layers.0.attention.logit_softcap", 0, "model.layers[0].attention.logit_softcap; found 0.0"),
+        ("model.layers.2.attention.rope.attention_factor", 0, "layers[2].attention.rope.attention_factor"),
     ],
 )
 def test_an_entry_that_does_not_follow_from_the_model_is_refused(
@@ -252,6 +266,18 @@ def test_an_entry_of_a_mixture_that_does_not_follow_from_the_model_is_refused(
     read_engine_file(sparse_engine)
     edit_plan(sparse_engine, set_field(path, value))
     assert words in refusal(sparse_engine)
+
+
+@pytest.mark.parametrize("shape", ["a window", "qwen3 with experts"])
+def test_no_number_of_a_plan_file_ends_the_process(shape: str, tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 1, "decoder_sparse_step": 1, "num_experts": 2, "num_experts_per_tok": 1}
+    small = sizes if shape in MIXTURES else {"num_hidden_layers": 1}
+    compile_native(write_tiny(tmp_path, shape, "mixed", **small), tmp_path / "engine")
+    command = [sys.executable, "-m", "tests.runtime.executors.native.changed_plans"]
+    done = subprocess.run([*command, str(tmp_path / "engine")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout)
+    assert outcomes["refused"] > outcomes["ran"] > 0
 
 
 @pytest.mark.parametrize("size", [0, 20, HEADER_BYTES - 1, HEADER_BYTES, -1])

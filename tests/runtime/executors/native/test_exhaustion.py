@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gristmill.runtime.errors import OutsideError
+from gristmill.runtime.errors import IntegrityError, OutsideError
 from gristmill.runtime.executors.base import SequenceStep
 from gristmill.runtime.executors.native.stored import EngineFile
 from tests.little_memory import little_memory
@@ -41,6 +43,22 @@ def test_threads_that_can_not_start_are_an_error_and_the_others_end(
     with little_memory(64), pytest.raises(OutsideError, match=message):
         open_native(engine, threads=500)
     assert threads_fall_to(before)
+
+
+def test_weights_that_can_not_be_mapped_are_an_error(
+    engine: EngineFile, open_native: OpenExecutor, tmp_path: Path
+) -> None:
+    larger = replace(engine, path=tmp_path / "weights.bin", bytes=1 << 34)
+    with pytest.raises(OutsideError, match=r"can't map .*weights\.bin into memory; found .*No such file"):
+        open_native(larger)
+    with larger.path.open("wb") as file:
+        file.truncate(larger.bytes)
+    with little_memory(64), pytest.raises(OutsideError, match="Cannot allocate memory"):
+        open_native(larger)
+    with larger.path.open("r+b") as file:
+        file.truncate(larger.bytes - 1)
+    with pytest.raises(IntegrityError, match=r"weights\.bin: bytes; found .*; expected 17179869184"):
+        open_native(larger)
 
 
 @pytest.mark.parametrize("blocks", [1_000_000, 2**31 - 1])
