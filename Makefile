@@ -7,16 +7,23 @@ SANITIZED := build/sanitize
 SANITIZER = PYTHONPATH=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
 
-.PHONY: demo test test-clients check sanitize soak format bench-engine bench-memory bench-peers bench-quality bench-sampling bench-serving bench-start clean
+# A worker for each processor, at most four. The tests of a file stay together and in order: its fixtures are made once.
+PYTEST := $(PY) -m pytest -q
+WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test test-clients clients check sanitize sanitize-build soak format bench-engine bench-memory bench-peers bench-quality bench-sampling bench-serving bench-start clean
 
 demo: $(READY)  ## build the demo model, serve it, ask one question
 	$(PY) -m gristmill.cli.demo
 
 test: $(READY)  ## the whole test suite
-	$(PY) -m pytest -q
+	$(PYTEST) $(WORKERS)
 
-test-clients: $(READY)  ## guidellm and aiperf against a real server; installed under build/clients once
-	$(PY) -m pytest -q -m load_generators tests/clients
+test-clients: clients  ## guidellm and aiperf against a real server
+	$(PYTEST) -m load_generators tests/clients
+
+clients: $(READY)  ## the programs of clients that tests run, under build/clients; takes minutes once
+	$(PY) -m tests.clients.environments
 
 check: $(READY)  ## format, lint, types
 	$(VENV)/bin/ruff format --check .
@@ -24,10 +31,12 @@ check: $(READY)  ## format, lint, types
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy tests
 
-sanitize: $(READY) $(SANITIZED)-temp/.ready  ## the C++ code under the address and undefined behaviour sanitizers
+sanitize-build: $(READY) $(SANITIZED)-temp/.ready
 	GRISTMILL_SANITIZE=1 $(PY) setup.py -q build --build-base $(SANITIZED)-temp --build-lib $(SANITIZED)
+
+sanitize: sanitize-build  ## the C++ code under the address and undefined behaviour sanitizers
 	$(SANITIZER) $(PY) -c 'from gristmill.runtime.kernels import _native; assert "/sanitize/" in _native.__file__'
-	$(SANITIZER) $(PY) -m pytest -q -p no:cacheprovider -k "not (any_instruction_set and (scalar or bfloat16-avx2))" \
+	$(SANITIZER) $(PYTEST) $(WORKERS) -p no:cacheprovider -k "not (any_instruction_set and (scalar or bfloat16-avx2))" \
 	    tests/runtime/kernels tests/runtime/sampling/test_sampler.py tests/runtime/sampling/test_logprobs.py \
 	    tests/runtime/executors/native/test_refusals.py \
 	    tests/runtime/executors/native/test_mixtures.py::test_a_mixture_whose_sizes_disagree_is_refused \
@@ -37,7 +46,7 @@ sanitize: $(READY) $(SANITIZED)-temp/.ready  ## the C++ code under the address a
 soak: $(READY)  ## a million simulated steps (ARGS="--steps N --seed S"), REQUESTS to a server, MINUTES under load
 	$(PY) -m tests.simulation.soak $(ARGS)
 	GRISTMILL_SOAK_REQUESTS=$(or $(REQUESTS),10000) GRISTMILL_SOAK_MINUTES=$(or $(MINUTES),30) \
-	    $(PY) -m pytest -q -s tests/cases/test_soak_cases.py
+	    $(PYTEST) -s tests/cases/test_soak_cases.py
 
 format: $(READY)  ## format and fix what can be fixed
 	$(VENV)/bin/ruff format .

@@ -122,8 +122,9 @@ def _unknown(document: Document, key: Key) -> Fault:
 
 
 def _nearest(name: str, names: list[str]) -> str | None:
-    close = difflib.get_close_matches(name.lower(), names, n=1)
-    return f"did you mean {close[0]}?" if close else None
+    """The name most like the one that was written, in whatever case."""
+    close = difflib.get_close_matches(name.lower(), [each.lower() for each in names], n=1)
+    return next((f"did you mean {each}?" for each in names if each.lower() in close), None)
 
 
 def _elsewhere(name: str) -> str | None:

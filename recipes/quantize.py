@@ -138,10 +138,6 @@ _INPUT_METHODS = ("rtn", "gptq", "smoothquant")
 _FLOAT_METHODS = ("rtn",)
 
 
-def _missing_group_size() -> Any:
-    raise refusal("input columns that share a scale; -1 for the whole row", found="no such key")
-
-
 def _methods_for(scheme: NamedScheme | None) -> tuple[str, ...]:
     """The methods that make a scheme; None stands for weight-only integers."""
     if scheme is None or scheme.is_weight_only_int:
@@ -151,10 +147,10 @@ def _methods_for(scheme: NamedScheme | None) -> tuple[str, ...]:
 
 def _missing_without_scheme(info: ValidationInfo) -> Any:
     """A placeholder where another fault is reported already; otherwise the refusal."""
-    if info.field_name == "group_size":
-        return _missing_group_size()
     if "scheme" not in info.data:
-        return 4 if info.field_name == "bits" else True
+        return {"bits": 4, "group_size": -1, "symmetric": True}[str(info.field_name)]
+    if info.field_name == "group_size":
+        raise refusal("input columns that share a scale; -1 for the whole row", found="no such key")
     if info.field_name == "bits":
         raise refusal("a scheme, or bits and symmetric spelled out", found="neither")
     if "bits" not in info.data:

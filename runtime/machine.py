@@ -46,7 +46,8 @@ class CpuLimits:
 class MemoryLimit:
     """A container's limit and what it uses of it, in bytes.
 
-    Pages of files that were not touched of late do not count as used: the kernel gives them back when asked.
+    Pages of files that no process has mapped do not count as used: the kernel gives them back when asked,
+    those of a checkpoint that was just read as well.
     """
 
     limit: int
@@ -124,14 +125,23 @@ def _memory_limit(folder: Path) -> MemoryLimit | None:
         if not (limit and usage and limit.isdecimal() and usage.isdecimal()):
             continue
         if int(limit) < _NO_LIMIT:
-            return MemoryLimit(int(limit), max(0, int(usage) - _idle_file_pages(folder)))
+            return MemoryLimit(int(limit), max(0, int(usage) - _spare_file_pages(folder)))
     return None
 
 
-def _idle_file_pages(folder: Path) -> int:
-    """Bytes of the page cache that the group could lose without noticing."""
+def _spare_file_pages(folder: Path) -> int:
+    """Bytes of the page cache that the group could lose: those that no process has mapped.
+
+    What was read twice is `active`, and is given back all the same. The sum is of the group and those below
+    it; version 1 writes that behind `total_`, and has another name for mapped pages.
+    """
     values = dict(line.split(" ", 1) for line in (_read(folder / "memory.stat") or "").splitlines())
-    return int(values.get("total_inactive_file", values.get("inactive_file", "0")))
+
+    def size(*names: str) -> int:
+        return int(next((values[name] for name in names if name in values), "0"))
+
+    cached = size("total_inactive_file", "inactive_file") + size("total_active_file", "active_file")
+    return max(0, cached - size("total_mapped_file", "file_mapped"))
 
 
 def _read(file: Path) -> str | None:

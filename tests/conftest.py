@@ -9,12 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
 
 from tests.command_line import CommandLine
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch is loaded
+
+# A machine that is busy with other tests makes an example slow, not wrong.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,6 +14,10 @@ from gristmill.runtime.errors import GateError
 __all__ = ["GateResult", "evaluate_gates", "require_gates"]
 
 _LAYERS_NAMED = 5
+_REMEDY = (
+    "leave them as they are with quantize.skip, or give integer weights more bits "
+    "with quantize.overrides or validate.auto_repair"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +68,4 @@ def _costliest(layer_errors: Mapping[str, float]) -> str | None:
         return None
     worst = worst_linears(layer_errors, _LAYERS_NAMED)
     named = ", ".join(f"{name} ({error:.3g})" for name, error in worst)
-    return f"layers with the largest output error: {named}; give them more bits with quantize.overrides"
+    return f"layers with the largest output error: {named}; {_REMEDY}"

@@ -130,7 +130,7 @@ def test_the_sample_artifact_keeps_its_bytes_and_digest(sample_folder: Path) -> 
     assert digest_of(data) == SAMPLE_DIGEST
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(manifests())
 def test_any_manifest_survives_the_round_trip(manifest: Manifest) -> None:
     data = manifest_bytes(manifest)

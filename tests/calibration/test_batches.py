@@ -23,7 +23,7 @@ def contents(batches: tuple[Batch, ...]) -> list[tuple[int, ...]]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(sequences=SEQUENCES, batch_tokens=st.integers(1, 30), sample_every=st.integers(1, 4))
 def test_batches_hold_every_sequence_once_within_their_size(
     sequences: list[tuple[int, ...]], batch_tokens: int, sample_every: int
@@ -40,7 +40,7 @@ def test_batches_hold_every_sequence_once_within_their_size(
     assert sampled == -(-len(wanted) // sample_every)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sequences=SEQUENCES.filter(any), seed=st.randoms())
 def test_the_order_of_the_sequences_does_not_matter(sequences: list[tuple[int, ...]], seed: Random) -> None:
     shuffled = list(sequences)

@@ -60,7 +60,7 @@ def test_statistics_equal_a_loop_over_rows(features: int, dtype: torch.dtype) ->
     assert_same(observe(rows[:3], rows[3:4], rows[4:4], rows[4:]), twin(rows))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cuts=st.lists(st.integers(0, 30), max_size=6), seed=st.integers(0, 99))
 def test_statistics_depend_neither_on_cuts_nor_on_order(cuts: list[int], seed: int) -> None:
     rows = random_rows(30, 11)
@@ -157,7 +157,7 @@ def test_bfloat16_products_leave_the_float32_precision_of_others_alone() -> None
     assert torch.backends.mkldnn.matmul.fp32_precision == before  # type: ignore[attr-defined]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sequences=st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=12).filter(any),
     batch_tokens=st.integers(1, 30),

@@ -42,7 +42,7 @@ def test_only_what_is_needed_is_drawn() -> None:
     assert next(source).ids[0] == 21
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=5),
     total=st.integers(0, 900),

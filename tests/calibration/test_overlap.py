@@ -27,7 +27,7 @@ def slow_overlap(calibration: Sequence[Sequence[int]], evaluation: Sequence[Sequ
     return len(covered) / tokens if tokens else 0.0
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(calibration=small, evaluation=small, n=st.integers(1, 6))
 def test_overlap_equals_the_slow_twin(
     calibration: list[list[int]], evaluation: list[list[int]], n: int

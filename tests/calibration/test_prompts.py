@@ -238,7 +238,7 @@ def test_wrong_settings_are_refused(tokenizer: Tokenizer, change: dict[str, Any]
         load_calibration(replace(PromptSettings((PromptSource(Path("a")),)), **change), tokenizer)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shares=st.lists(st.floats(0.05, 5), min_size=3, max_size=3),
     samples=st.integers(1, 20),

@@ -205,7 +205,7 @@ def test_c29_a_stream_cut_in_a_character_equals_the_whole_answer(
 
 
 @both
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     text=st.text("AB🙂", min_size=1, max_size=12),
     stops=st.lists(st.text("AB🙂", min_size=1, max_size=4), min_size=1, max_size=3),

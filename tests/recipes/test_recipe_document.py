@@ -103,7 +103,7 @@ def test_merge_keys_that_explode_are_bounded() -> None:
     assert "found more than 10000 values" in refusal("\n".join(lines))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(alphabet="ab:-[]{}&*<!?|>'\"#%@ \n\t0.", max_size=40))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(RecipeError):

@@ -59,7 +59,7 @@ def test_nan_passes_no_gate() -> None:
     assert not any(Gate("kl_mean", operator, 1.0).passes(math.nan) for operator in ("<", "<=", ">", ">="))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(["<", "<="]), st.floats(1e-6, 50))
 def test_an_expression_reads_back_as_the_same_gate(operator: str, limit: float) -> None:
     gate = parse_gate("kl_mean", f"{operator} {limit!r}")

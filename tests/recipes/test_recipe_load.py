@@ -127,6 +127,13 @@ ONE_FAULT = {
         'recipe.yaml:10: quantize.method; found text "gtpq"; '
         "expected rtn, hqq, gptq, awq, signround or smoothquant; did you mean gptq?",
     ),
+    "a scheme that does not exist, with the nearest": (
+        "scheme: W4A16_ASYM\n  method: awq\n  group_size: 64",
+        "scheme: NVFP4\n  method: rtn",
+        'recipe.yaml:9: quantize.scheme; found text "NVFP4"; '
+        "expected W4A16, W4A16_ASYM, W8A16, W8A16_ASYM, W4A8, W8A8, FP8, FP8_DYNAMIC, FP8_BLOCK, FP8A16, "
+        "NVFP4A16 or MXFP4A16; did you mean NVFP4A16?",
+    ),
     "a key of a later version": (
         "  group_size: 64",
         "  group_size: 64\n  pruning: 0.5",

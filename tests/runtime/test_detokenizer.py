@@ -79,7 +79,7 @@ byte_biased = st.lists(st.one_of(st.integers(0, 280), st.integers(195, 210)), ma
 step_sizes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(ids=token_lists, skip=st.booleans(), sizes=step_sizes)
 def test_any_byte_level_stream_equals_the_library(
     byte_level: Tokenizer, ids: list[int], skip: bool, sizes: tuple[int, ...]
@@ -89,7 +89,7 @@ def test_any_byte_level_stream_equals_the_library(
     assert "".join(stream(byte_level, ids, skip=skip, sizes=sizes)) == expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(ids=byte_biased, skip=st.booleans(), sizes=step_sizes)
 def test_any_sentencepiece_stream_equals_decoding_at_once(
     ids: list[int], skip: bool, sizes: tuple[int, ...]
@@ -98,14 +98,14 @@ def test_any_sentencepiece_stream_equals_decoding_at_once(
     assert "".join(stream(SENTENCEPIECE, ids, skip=skip, sizes=sizes)) == expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(text=st.text())
 def test_sentencepiece_text_comes_back_as_the_library_decodes_it(text: str) -> None:
     ids = SENTENCEPIECE.encode(text, add_special_tokens=False)
     assert "".join(stream(SENTENCEPIECE, ids)) == SENTENCEPIECE.backend.decode(ids) == text.replace("▁", " ")
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(text=st.text(st.characters(max_codepoint=0x1FFFF, exclude_categories=["Cc", "Cs"])))
 def test_streamed_text_never_shows_half_a_character(byte_level: Tokenizer, text: str) -> None:
     """Control characters are left out: this vocabulary lacks some of their bytes."""

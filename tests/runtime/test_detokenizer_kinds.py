@@ -106,7 +106,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], sizes: list[int], *, skip: bool
     return [*pieces, detokenizer.flush()]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3), skip=st.booleans())
 def test_any_stream_of_tokens_equals_decoding_at_once(
     tokenizer: Tokenizer, data: st.DataObject, sizes: list[int], skip: bool
@@ -116,7 +116,7 @@ def test_any_stream_of_tokens_equals_decoding_at_once(
     assert "".join(stream(tokenizer, ids, sizes, skip=skip)) == whole
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     text=st.text(st.sampled_from("abcehlot. é天🙂Ġ\n"), max_size=20),
     sizes=st.lists(st.integers(1, 4), min_size=1),
@@ -129,7 +129,7 @@ def test_the_stream_of_a_text_is_what_the_library_decodes(
     assert "".join(pieces) == tokenizer.backend.decode(ids, skip_special_tokens=True)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
 def test_a_character_is_never_shown_in_parts(text: str) -> None:
     for kind in ("byte level", "gemma"):

@@ -70,7 +70,7 @@ def test_every_width_and_odd_shape_matches_the_slow_twin(bits: int, shape: tuple
     np.testing.assert_array_equal(unpack_rows(packed, bits, shape[1]), codes)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 9), st.integers(1, 150), st.sampled_from(WIDTHS), st.integers(0, 1000))
 def test_unpacking_undoes_packing(rows: int, columns: int, bits: int, seed: int) -> None:
     codes = random_codes(rows, columns, bits, seed)

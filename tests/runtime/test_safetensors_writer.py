@@ -73,7 +73,7 @@ def test_order_of_the_data_does_not_change_the_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "backwards").read_bytes() == write(tmp_path / "forwards", TENSORS)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), st.integers(0, 9)), min_size=1, max_size=8))
 def test_every_tensor_is_aligned_to_its_elements(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[tuple[str, int]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sqlite3
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,8 +23,10 @@ Rows = list[tuple[object, ...]]
 _MAX_TOKENS = 256
 _SECONDS = 5.0
 _MOST_ROWS = 10_000
-_MOST_BYTES = 16 << 20
-_STEPS = 10_000  # of SQLite's machine, between two looks at the clock
+_MOST_BYTES = 16 << 20  # of a result
+_MOST_HEAP = 64 << 20  # that SQLite itself may take
+_MOST_VALUE = 1 << 20  # bytes of one value: a step of SQLite's machine may copy it
+_STEPS = 1_000  # of that machine, between two looks at the clock
 _BLOCK = re.compile(r"```(?:sql|sqlite)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 
@@ -43,17 +46,28 @@ def rows_of(script: str, query: str) -> Rows | None:
     extensions included; its time, rows and memory are bounded.
     """
     with closing(sqlite3.connect(":memory:")) as database:
-        database.executescript(script)
-        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
+        database.executescript(f"PRAGMA temp_store=MEMORY; PRAGMA hard_heap_limit={_MOST_HEAP}; {script}")
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE)
         database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         database.set_authorizer(_authorize)
         end = time.monotonic() + _SECONDS
         database.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
         try:
-            found = database.execute(query).fetchmany(_MOST_ROWS + 1)
+            return _bounded(database.execute(query)) if query else None
         except (sqlite3.Error, sqlite3.Warning, MemoryError, OverflowError, UnicodeError):
             return None
-    return found if query and len(found) <= _MOST_ROWS else None
+
+
+def _bounded(cursor: sqlite3.Cursor) -> Rows | None:
+    """All rows, or None where they are too many or too large."""
+    found: Rows = []
+    size = 0
+    for row in cursor:
+        found.append(row)
+        size += sum(map(sys.getsizeof, (row, *row)))
+        if len(found) > _MOST_ROWS or size > _MOST_BYTES:
+            return None
+    return found
 
 
 def same_rows(found: Rows, expected: Rows, *, ordered: bool) -> bool:

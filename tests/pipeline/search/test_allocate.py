@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.pipeline.search.allocate import Option, least_cost, least_loss
@@ -32,7 +32,6 @@ def exact(found: Units, cost: float) -> float:
     return min(loss_of(chosen) for chosen in itertools.product(*found) if cost_of(chosen) <= cost)
 
 
-@settings(deadline=None)
 @given(units)
 def test_nothing_of_the_same_cost_loses_less_than_a_choice_between_two_steps(found: Units) -> None:
     for loss in {loss_of(chosen) for chosen in itertools.product(*found)}:
@@ -42,7 +41,6 @@ def test_nothing_of_the_same_cost_loses_less_than_a_choice_between_two_steps(fou
             assert loss_of(chosen) == exact(found, cost_of(chosen))
 
 
-@settings(deadline=None)
 @given(units, st.integers(0, 100))
 def test_a_choice_keeps_its_budget_and_misses_the_best_by_less_than_one_step(
     found: Units, spare: int

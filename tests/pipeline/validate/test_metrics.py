@@ -39,7 +39,7 @@ def slow_twin(base: Logits, candidate: Logits, targets: list[int]) -> PositionMe
     return PositionMetrics(*map(np.array, (base_loss, loss, kl, base_top, top)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1000), st.integers(1, 12), st.integers(2, 40), st.floats(0.01, 30))
 def test_positions_agree_with_the_slow_twin(seed: int, rows: int, vocab: int, scale: float) -> None:
     base, candidate = random_logits(seed, rows, vocab, scale), random_logits(seed + 1, rows, vocab, scale)

@@ -51,5 +51,6 @@ def test_failed_gates_and_the_costliest_layers_are_named() -> None:
         "validation gates failed: kl_mean, kl_p99; found kl_mean 0.15, kl_p99 1.2; "
         "expected kl_mean < 0.1, kl_p99 < 1.0; layers with the largest output error: layer9 (0.09), "
         "layer8 (0.08), layer7 (0.07), layer6 (0.06), layer5 (0.05); "
-        "give them more bits with quantize.overrides"
+        "leave them as they are with quantize.skip, or give integer weights more bits "
+        "with quantize.overrides or validate.auto_repair"
     )

@@ -112,7 +112,7 @@ def test_integrity_notices_a_block_missing_from_the_free_list() -> None:
         pool.check_integrity([])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 7)), max_size=60))
 def test_any_order_of_operations_conserves_blocks(operations: list[tuple[str, int]]) -> None:
     pool = make_pool(12)

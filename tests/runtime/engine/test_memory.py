@@ -214,10 +214,18 @@ def test_free_memory_honours_the_containers_limit(tmp_path: Path, limit_file: st
     assert free_memory(tmp_path) == FreeMemory(30 * MIB, "left of the container's limit")
 
 
-def test_idle_pages_of_files_are_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stat",
+    [
+        f"anon 5\nfile 9\nfile_mapped {5 * MIB}\ninactive_file {10 * MIB}\nactive_file {25 * MIB}\n",
+        f"active_file 7\ntotal_mapped_file {5 * MIB}\ntotal_inactive_file {35 * MIB}\ntotal_active_file 0\n",
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_pages_of_files_that_nobody_has_mapped_are_free(tmp_path: Path, stat: str) -> None:
     (tmp_path / "memory.max").write_text(f"{50 * MIB}\n")
     (tmp_path / "memory.current").write_text(f"{45 * MIB}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 5\nfile 9\ninactive_file {30 * MIB}\nactive_file 4\n")
+    (tmp_path / "memory.stat").write_text(stat)
     assert free_memory(tmp_path).size == 35 * MIB
 
 

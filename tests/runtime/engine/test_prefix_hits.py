@@ -75,7 +75,7 @@ def test_c35_native_answers_and_logprobs_are_the_same_to_the_last_bit(
         seed=st.integers(0, 1000),
         max_num_seqs=st.integers(1, 4),
     )
-    @settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def check(cuts: list[int], seed: int, max_num_seqs: int) -> None:
         beginning = random_tokens(seed, 90)
         prompts = [beginning[:cut] + random_tokens(seed + i, 1 + 5 * i % 23) for i, cut in enumerate(cuts, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IntegerWeight:
     """Codes [rows, columns] with a scale and a zero point for each row and group of columns.
 
@@ -68,8 +69,9 @@ class IntegerWeight:
         centred = self.codes.astype(np.float32) - np.repeat(zeros, self.group, axis=1).astype(np.float32)
         return round_bfloat16(centred * np.repeat(self.scales, self.group, axis=1))
 
+    @cached_property
     def packed(self) -> NDArray[np.uint8]:
-        """The bytes of every tile."""
+        """The bytes of every tile; made once, for they take longer than what is tested with them."""
         rows, groups = self.scales.shape
         parts = []
         for first in range(0, rows, TILE_ROWS):

@@ -23,12 +23,12 @@ def test_tokens_appended_together_give_the_bytes_that_they_give_one_by_one(isa: 
         layout = _native.kv_layout(kv_type, head_dim, 0.25, 1.5)
         keys, values = rng.normal(size=(2, _UNIT, head_dim)).astype(np.float32)
         for slot in range(_UNIT):
+            alone = np.full((1, layout.unit_bytes), _STALE, np.uint8)
             for tokens in range(1, _UNIT - slot + 1):
-                together, alone = np.full((2, 1, layout.unit_bytes), _STALE, np.uint8)
+                last = slice(tokens - 1, tokens)
+                _native.append(isa, layout, alone, 0, slot + tokens - 1, keys[last], values[last])
+                together = np.full((1, layout.unit_bytes), _STALE, np.uint8)
                 _native.append(isa, layout, together, 0, slot, keys[:tokens], values[:tokens])
-                for t in range(tokens):
-                    one = slice(t, t + 1)
-                    _native.append(isa, layout, alone, 0, slot + t, keys[one], values[one])
                 np.testing.assert_array_equal(together, alone)
 
 

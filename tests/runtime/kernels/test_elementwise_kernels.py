@@ -107,7 +107,7 @@ _TINY = 2.0**-121  # where 127 / max|x| overflows, and codes may be smaller than
 _NUMBERS = st.floats(-1e6, 1e6, width=32) | st.floats(-(2.0**-123), 2.0**-123, width=32)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(_NUMBERS, min_size=_GROUP, max_size=_GROUP))
 def test_int8_activations_are_off_by_at_most_half_a_step(numbers: list[float]) -> None:
     x = np.array([numbers], np.float32)

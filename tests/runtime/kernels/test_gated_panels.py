@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +27,7 @@ COLUMNS = 640  # more than are added in one go
 TOKENS = 83  # the last panel is narrower than the others, and not full
 
 
+@cache
 def random_weight(bits: int, tiles: int) -> IntegerWeight:
     random = np.random.default_rng(bits + tiles)
     codes = random.integers(0, 1 << bits, (32 * tiles, COLUMNS), dtype=np.uint8)
@@ -43,7 +45,7 @@ def gated_rows(
     out = _native.linear_panel(
         isa,
         f"int{weight.bits}",
-        weight.packed(),
+        weight.packed,
         *shape,
         "bfloat16",
         panels.values,
@@ -92,7 +94,7 @@ def test_gated_panels_are_gated_rows(isa: str, bits: int, tiles: int, biased: bo
             raw = _native.gated_panels(
                 isa,
                 f"int{bits}",
-                weight.packed(),
+                weight.packed,
                 32 * tiles,
                 COLUMNS,
                 weight.group,

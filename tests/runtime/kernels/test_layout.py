@@ -108,7 +108,7 @@ def test_a_tile_is_a_whole_number_of_lines(form: WeightForm) -> None:
     assert pack_weight(form, random_block(form, 33)).shape == (2, form.tile_bytes)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(["int4", "int8", "bfloat16", "float32"]),
     rows=st.integers(1, 600),

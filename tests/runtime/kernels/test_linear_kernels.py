@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -35,6 +36,7 @@ INTEGER_CASES = [
 integer_cases = pytest.mark.parametrize(("bits", "zeros", "group", "columns"), INTEGER_CASES)
 
 
+@cache
 def random_weight(bits: int, zeros: bool, group: int, columns: int) -> IntegerWeight:
     random = np.random.default_rng(bits * 1000 + group)
     shape = (ROWS, columns // group)
@@ -68,7 +70,7 @@ def multiply_integers(
     return run(
         isa,
         f"int{weight.bits}",
-        weight.packed(),
+        weight.packed,
         (rows, columns, weight.group, weight.zeros is not None),
         form,
         panels,
@@ -270,7 +272,7 @@ def test_arguments_that_do_not_fit_are_refused(what: str, change: dict[str, Any]
     arguments: dict[str, Any] = {
         "isa": "scalar",
         "kind": "int4",
-        "packed": weight.packed(),
+        "packed": weight.packed,
         "rows": ROWS,
         "columns": 64,
         "group": 32,

@@ -151,7 +151,7 @@ def check_against_twin(logits: Logits, params: SamplingParams, count: int, seed:
         twin.output.append(token_id)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     # Multiples of 1/8 make many exact ties.
     logits=st.lists(st.integers(-40, 40).map(lambda value: value / 8), min_size=3, max_size=12),
@@ -182,7 +182,7 @@ def test_a_nucleus_edge_among_equal_tokens_keeps_the_first() -> None:
     assert min(tokens) < 20
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 1000),
     output=st.lists(st.integers(0, VOCAB - 1), max_size=8),
@@ -214,7 +214,7 @@ def test_penalties_and_bias_equal_the_twins(
     assert sample(make_logits(seed), state).token_id in twin.candidates(make_logits(seed))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(seed=st.integers(-(2**63), 2**63 - 1), index=st.integers(0, 127), length=st.integers(1, 300))
 def test_random_numbers_are_those_of_numpys_philox(seed: int, index: int, length: int) -> None:
     prompt = (1,) * length
@@ -222,7 +222,7 @@ def test_random_numbers_are_those_of_numpys_philox(seed: int, index: int, length
     assert make_state(SamplingParams(), seed=seed, index=index, prompt=prompt).uniform() == expected
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(order=st.permutations(range(8)), size=st.sampled_from([24, 500, 2000]))
 def test_a_row_does_not_depend_on_its_batch(order: list[int], size: int) -> None:
     params = [

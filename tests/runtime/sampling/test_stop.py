@@ -59,7 +59,7 @@ def test_a_stop_may_begin_in_text_that_is_not_armed() -> None:
 
 
 @pytest.mark.parametrize("include", [False, True])
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     pieces=st.lists(st.text("ab", max_size=4), max_size=10),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
@@ -69,7 +69,7 @@ def test_the_result_does_not_depend_on_the_cuts(include: bool, pieces: list[str]
     assert ("".join(shown), matched) == search_slowly("".join(pieces), stops, include)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     pieces=st.lists(st.text("ab", max_size=4), max_size=10),
     stop=st.text("ab", min_size=1, max_size=5),

@@ -74,7 +74,7 @@ def without_forbidden(
     return row
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     name=st.sampled_from(sorted(SETTINGS)),
     seed=st.integers(0, 1000),

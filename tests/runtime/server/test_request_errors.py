@@ -222,7 +222,7 @@ CHAT_FIELDS = sorted({*ChatRequest.model_fields, *UNSUPPORTED_CHAT, *NO_EFFECT, 
 COMPLETION_FIELDS = sorted({*CompletionRequest.model_fields, *UNSUPPORTED_COMPLETION})
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(changes=st.dictionaries(st.sampled_from(CHAT_FIELDS), JSON, max_size=4), keep=st.booleans())
 def test_no_chat_body_causes_a_server_error(http: httpx.Client, changes: dict[str, Any], keep: bool) -> None:
     response = post(http, "chat/completions", (CHAT if keep else {}) | changes)
@@ -231,7 +231,7 @@ def test_no_chat_body_causes_a_server_error(http: httpx.Client, changes: dict[st
         error_of(response)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(changes=st.dictionaries(st.sampled_from(COMPLETION_FIELDS), JSON, max_size=4))
 def test_no_completion_body_causes_a_server_error(http: httpx.Client, changes: dict[str, Any]) -> None:
     response = post(http, "completions", COMPLETION | changes)

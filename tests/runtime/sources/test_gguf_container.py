@@ -80,7 +80,7 @@ def test_every_cut_of_a_file_is_refused(small_gguf: Path, tmp_path: Path) -> Non
             read_gguf([cut])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(position=st.integers(0, 5500), value=st.binary(min_size=1, max_size=9))
 def test_a_damaged_header_is_read_or_refused_and_nothing_else(
     tiny_file: Path, tmp_path_factory: pytest.TempPathFactory, position: int, value: bytes

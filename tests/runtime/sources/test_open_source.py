@@ -103,7 +103,7 @@ def test_odd_strings_are_refused(tmp_path: Path, model: str, message: str) -> No
         open_source(model, tmp_path)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(model=st.one_of(st.text(max_size=30), st.from_regex(r"(package:)?[\w./@:~-]{0,20}", fullmatch=True)))
 def test_no_string_gives_a_traceback(model: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.getbasetemp() / "nothing-here"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,14 @@ SCRIPT = "CREATE TABLE t (a INTEGER, b TEXT); INSERT INTO t VALUES (1, 'x'), (2,
 )
 def test_hostile_queries_give_nothing(query: str) -> None:
     assert rows_of(SCRIPT, query) is None
+
+
+@pytest.mark.parametrize("query", ["SELECT y FROM n", "SELECT count(*) FROM (SELECT DISTINCT y FROM n)"])
+def test_the_memory_of_a_query_is_bounded(query: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    many = "WITH RECURSIVE n(x, y) AS (SELECT 1, '' UNION ALL SELECT x + 1, hex(zeroblob(450000)) || x FROM n"
+    assert rows_of(SCRIPT, f"{many} LIMIT 1000) {query}") is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # KiB, of 900 MB
 
 
 def test_an_endless_query_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

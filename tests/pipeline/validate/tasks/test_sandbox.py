@@ -55,15 +55,15 @@ def test_one_that_sleeps_is_ended_with_all_that_it_started() -> None:
     mark = "123457.25"
     program = f"import os, time\nos.fork()\nos.setsid() if os.getpid() > 2 else None\ntime.sleep({mark})"
     assert run_program(program, Limits(wall_s=1.0)) == "timed out"
-    give_up = time.monotonic() + 20
-    while _count("program.py") > 0:
+    left, give_up = _running("program.py"), time.monotonic() + 20
+    while left & _running("program.py"):
         assert time.monotonic() < give_up, "a process is left"
         time.sleep(0.05)
 
 
-def _count(argument: str) -> int:
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return sum(line.endswith(f" -B {argument}") for line in listed.splitlines())
+def _running(argument: str) -> set[str]:
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in listed.splitlines() if line.endswith(f" -B {argument}")}
 
 
 def test_memory_is_bounded() -> None:

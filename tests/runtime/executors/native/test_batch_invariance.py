@@ -128,7 +128,7 @@ def check_schedules(alone: NativeExecutor, shared: NativeExecutor, max_examples:
     """Sequences in `shared`, in whatever company, give the bits that each gives alone in `alone`."""
 
     @given(lengths=st.lists(LENGTHS, min_size=1, max_size=4), seed=st.integers(0, 2**16))
-    @settings(deadline=None, max_examples=max_examples)
+    @settings(max_examples=max_examples)
     def check(lengths: list[int], seed: int) -> None:
         prefix = random_tokens(seed, lengths[0] * 2 // 3)
         prompts = [

@@ -74,14 +74,17 @@ def test_looking_for_nan_changes_no_result(tiny_engine: MakeEngine, open_native:
 def test_the_profile_adds_up_to_the_steps(tiny_engine: MakeEngine, open_native: OpenExecutor) -> None:
     executor = open_native(tiny_engine("shared key heads", "mixed").file, profile=True)
     executor.execute([PREFILL])
-    before, start = executor.profile(), time.perf_counter()
-    for _ in range(5):
+    shares = []
+    for _ in range(20):
+        before, start = executor.profile(), time.perf_counter()
         executor.execute([PREFILL])
-    spent = time.perf_counter() - start
-    after = executor.profile()
-    assert all(after[name] > before[name] for name in ("embed", "qkv", "append", "attend", "down", "head"))
-    measured = sum(after.values()) - sum(before.values())
-    assert 0.5 * spent < measured <= spent  # the rest is Python's
+        spent, after = time.perf_counter() - start, executor.profile()
+        assert all(
+            after[name] > before[name] for name in ("embed", "qkv", "append", "attend", "down", "head")
+        )
+        shares.append((sum(after.values()) - sum(before.values())) / spent)
+    assert max(shares) <= 1
+    assert max(shares) > 0.5  # the rest is Python's, or of who took the processor
 
 
 def test_without_a_profile_nothing_is_measured(tiny_engine: MakeEngine, open_native: OpenExecutor) -> None:

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gristmill.runtime.checkpoint import open_checkpoint
-from gristmill.runtime.executors.base import KVCacheConfig, SequenceStep
+from gristmill.runtime.executors.base import KVCacheConfig, KVDtype, SequenceStep
 from gristmill.runtime.executors.reference.executor import ReferenceExecutor
 from gristmill.runtime.kernels import _native
 from gristmill.runtime.model_plan import ModelPlan
@@ -161,6 +161,26 @@ def test_blocks_that_a_step_does_not_reach_may_be_anything(
     executor, tokens = open_native(tiny_engine("shared key heads", "plain").file), random_tokens(7, 20)
     spare = [4, 2, -1, NUM_BLOCKS, 2**40]
     assert np.array_equal(all_rows(executor, tokens, spare), all_rows(executor, tokens))
+
+
+@pytest.mark.parametrize("units_per_block", [1, 3])
+@pytest.mark.parametrize("kv", ["float32", "int8", "int4"])
+def test_sequences_that_fill_every_block_of_the_cache_keep_their_bits(
+    tiny_engine: MakeEngine, open_native: OpenExecutor, kv: KVDtype, units_per_block: int
+) -> None:
+    """21 units: those that lie side by side, and the fewer ones at the end."""
+    file = tiny_engine("shared key heads", "plain").file
+    size = BLOCK * units_per_block
+    blocks = 21 // units_per_block
+    order = np.random.default_rng(8).permutation(blocks).tolist()
+    tables = [order[: blocks // 2], order[blocks // 2 :]]
+    sequences = [random_tokens(seed, len(table) * size) for seed, table in enumerate(tables)]
+    spacious = open_native(file, kv=kv)
+    expected = np.concatenate([all_rows(spacious, tokens) for tokens in sequences])
+    full = open_native(file, kv=kv, blocks=blocks, block_size=size)
+    together = zip(sequences, tables, strict=True)
+    found = full.execute([SequenceStep(tokens, 0, table, "all") for tokens, table in together])
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("instruction_set", SETS)

@@ -89,7 +89,7 @@ def test_any_chunking_batching_and_block_table_gives_the_whole_prompts_logits(
         ),
         seed=st.integers(0, 2**16),
     )
-    @settings(deadline=None, max_examples=20)
+    @settings(max_examples=20)
     def check(chunks: list[list[int]], seed: int) -> None:
         sequences = [random_tokens(seed + i, sum(sizes)) for i, sizes in enumerate(chunks)]
         rows: list[list[NDArray[np.float32]]] = [[] for _ in sequences]
