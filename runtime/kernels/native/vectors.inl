@@ -43,11 +43,8 @@ inline Floats first_lanes(Floats a, int n, Floats other) {
   const __mmask16 mask = n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
   return {_mm512_mask_mov_ps(other.v, mask, a.v)};
 }
-// 2^n for whole n in -126 .. 127.
-inline Floats power_of_two(Floats n) {
-  const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
-}
+// a * 2^n for whole n in -126 .. 127.
+inline Floats times_power_of_two(Floats a, Floats n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // Lanes 0 .. n - 1 of p (n at most 16); the others are zero and not read.
 inline __mmask16 lanes_below(int n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
 inline Floats load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(lanes_below(n), p)}; }
@@ -174,8 +171,10 @@ inline __m256 power_of_two_half(__m256 n) {
   return _mm256_castsi256_ps(
       _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
-// 2^n for whole n in -126 .. 127.
-inline Floats power_of_two(Floats n) { return {power_of_two_half(n.lo), power_of_two_half(n.hi)}; }
+// a * 2^n for whole n in -126 .. 127.
+inline Floats times_power_of_two(Floats a, Floats n) {
+  return mul(a, {power_of_two_half(n.lo), power_of_two_half(n.hi)});
+}
 // Lanes 0 .. n - 1 of p (n at most 16); the others are zero and not read.
 inline __m256i lanes_below(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -344,7 +343,7 @@ inline Floats exponential(Floats x) {
   p = fmadd(p, r, broadcast(1.6666665459e-1f));
   p = fmadd(p, r, broadcast(5.0000001201e-1f));
   p = fmadd(p, mul(r, r), add(r, broadcast(1.0f)));
-  return select_below(x, lowest, zero(), mul(p, power_of_two(n)));
+  return select_below(x, lowest, zero(), times_power_of_two(p, n));
 }
 
 // tanh(x), with an error of at most 2^-23.
