@@ -38,7 +38,7 @@ def run_limited(command: Sequence[object], limit: int, timeout_s: float) -> Limi
     """Run `command`; what it holds in memory, pages of files aside, never exceeds `limit` bytes.
 
     In a control group the kernel sees to that, page cache included. Elsewhere the
-    process is looked at 50 times a second and killed.
+    process is looked at 50 times a second and killed. Raises TimeoutError after `timeout_s`.
     """
     with _group(limit) as group, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
 
@@ -62,8 +62,12 @@ def _watch(process: subprocess.Popen[str], limit: int, timeout_s: float) -> int:
         while process.poll() is None:
             memory = watched.memory_info()
             peak = max(peak, memory.rss - memory.shared)
-            if peak > limit or time.monotonic() > end:
+            if peak > limit:
                 process.kill()
+            if time.monotonic() > end:
+                process.kill()
+                process.wait()
+                raise TimeoutError(f"not done within {timeout_s:.0f} s")
             time.sleep(_INTERVAL_S)
     except psutil.NoSuchProcess:
         process.wait()

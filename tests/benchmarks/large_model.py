@@ -33,7 +33,7 @@ from tests.limited_memory import Limited, run_limited
 __all__ = ["build_limited", "random_llama"]
 
 LIMIT = 2 << 30
-_TIMEOUT_S = 3600.0
+_TIMEOUT_S = 7200.0
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 

@@ -13,8 +13,8 @@ KvCache::KvCache(const Model& model, KvType type, int num_blocks, int block_size
   if (block_size % kUnitTokens != 0 || block_size <= 0 || num_blocks <= 0) {
     throw std::invalid_argument("the cache needs at least one block of a multiple of 16 tokens");
   }
-  num_units_ = static_cast<int64_t>(num_blocks) * (block_size / kUnitTokens);
-  if (num_units_ > std::numeric_limits<int32_t>::max()) {
+  const int64_t units = static_cast<int64_t>(num_blocks) * (block_size / kUnitTokens);
+  if (units > std::numeric_limits<int32_t>::max()) {
     throw std::invalid_argument("the cache is numbered with 32 bits: too many units of 16 tokens");
   }
   for (const Layer& layer : model.layers) {
@@ -30,7 +30,7 @@ KvCache::KvCache(const Model& model, KvType type, int num_blocks, int block_size
     bytes_ += byte_count({attention.num_kv_heads, cache.layouts[0].unit_bytes});
     layers_.push_back(std::move(cache));
   }
-  memory_.reserve(byte_count({num_units_, bytes_}));
+  memory_.reserve(byte_count({units, bytes_}));
 }
 
 void KvCache::copy_block(int source, int target) {
@@ -40,17 +40,8 @@ void KvCache::copy_block(int source, int target) {
     }
   }
   if (source == target) return;
-  const int64_t units = block_size_ / kUnitTokens;
-  for (int64_t u = 0; u < units; ++u) copy_unit(source * units + u, target * units + u);
-}
-
-void KvCache::copy_unit(int64_t source, int64_t target) {
-  for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
-    const std::vector<KvLayout>& layouts = layers_[layer].layouts;
-    for (int h = 0; h < static_cast<int>(layouts.size()); ++h) {
-      std::memcpy(unit(layer, target, h), unit(layer, source, h), layouts[h].unit_bytes);
-    }
-  }
+  const int64_t bytes = block_size_ / kUnitTokens * bytes_;
+  std::memcpy(memory_.as<uint8_t>() + target * bytes, memory_.as<uint8_t>() + source * bytes, bytes);
 }
 
 }  // namespace gristmill

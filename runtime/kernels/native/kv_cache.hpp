@@ -1,13 +1,10 @@
 // The paged cache of all layers: units of 16 tokens and one kv head.
 //
-// A layer and kv head has kExtentUnits consecutive units side by side, so that attention reads long pieces of
-// memory: in pieces of 2 KB it gets little more than half of what a core can read. All layers and heads
-// of these units lie together: with one region a layer, steps that write new blocks touch as many large pages
-// for the first time as there are layers, and took 200 ms longer on a virtual machine.
+// What all layers keep of the same 16 tokens lies together. So a step that writes new blocks touches a
+// few large pages for the first time, and not one for each layer: with a region a layer, such steps took
+// 200 ms longer on a virtual machine.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <vector>
 
 #include "aligned.hpp"
@@ -27,25 +24,18 @@ class KvCache {
   const KvLayout& layout(int layer, int kv_head) const { return layers_[layer].layouts[kv_head]; }
   uint8_t* unit(int layer, int64_t unit, int kv_head) const {
     const LayerCache& cache = layers_[layer];
-    const int64_t first = unit / kExtentUnits * kExtentUnits;
-    const int64_t units = std::min(kExtentUnits, num_units_ - first);  // the last extent may be a short one
-    return memory_.as<uint8_t>() + first * bytes_ + cache.offset * units +
-           (kv_head * units + unit - first) * cache.layouts[0].unit_bytes;
+    return memory_.as<uint8_t>() + unit * bytes_ + cache.offset + kv_head * cache.layouts[0].unit_bytes;
   }
 
   // All layers of block `source` over block `target`. Throws std::invalid_argument for a block outside the cache.
   void copy_block(int source, int target);
 
  private:
-  static constexpr int64_t kExtentUnits = 16;
   struct LayerCache {
     std::vector<KvLayout> layouts;
-    int64_t offset;  // in the bytes of all layers
+    int64_t offset;
   };
-  void copy_unit(int64_t source, int64_t target);
-
   int num_blocks_, block_size_;
-  int64_t num_units_;
   int64_t bytes_ = 0;  // of all layers and heads for 16 tokens
   std::vector<LayerCache> layers_;
   Buffer memory_;
