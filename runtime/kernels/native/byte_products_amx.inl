@@ -70,7 +70,7 @@ GroupKeys open_keys(const ByteSpan& s, int first) {
   for (int u = 0; u < kGroupUnits; ++u) {
     const int unit = most(first + u, s.first_unit);
     keys.of[u] = s.units[least(unit, s.last_unit)];
-    keys.ahead[u] = s.key_ahead[unit + 2 * kAheadUnits];
+    keys.ahead[u] = s.key_ahead[unit + (few(s) ? 1 : 2) * kAheadUnits];
     const uint8_t* scales = s.units[least(unit + kAheadUnits, s.last_unit)];
     prefetch(scales + kv.key_scales);
     prefetch(scales + kv.value_scales);
@@ -78,7 +78,13 @@ GroupKeys open_keys(const ByteSpan& s, int first) {
   return keys;
 }
 
-// Sums of all rows and a group's keys, `step` dimensions at a time.
+// Of a unit's keys `step` dimensions.
+inline void prefetch_keys(const uint8_t* keys, int step) {
+  for (int i = 0; i < step / 4; ++i) prefetch(keys + 64 * i);
+}
+
+// Sums of all rows and a group's keys, `step` dimensions at a time. Memory is asked for in front of each tile: a
+// burst of four units' lines behind them would wait for lines that are under way.
 void score_few(ByteSpan& s, const GroupKeys& keys, int step) {
   _tile_zero(0);
   _tile_zero(1);
@@ -87,16 +93,18 @@ void score_few(ByteSpan& s, const GroupKeys& keys, int step) {
   for (int d = 0; d < s.call->layout.padded_dim; d += step) {
     const int at = d * kUnitTokens;
     _tile_loadd(4, s.limbs + d, kLimbStride);
+    prefetch_keys(keys.ahead[0] + at, step);
     _tile_loadd(6, keys.of[0] + at, 64);
     _tile_dpbsud(0, 4, 6);
+    prefetch_keys(keys.ahead[1] + at, step);
     _tile_loadd(7, keys.of[1] + at, 64);
     _tile_dpbsud(1, 4, 7);
+    prefetch_keys(keys.ahead[2] + at, step);
     _tile_loadd(6, keys.of[2] + at, 64);
     _tile_dpbsud(2, 4, 6);
+    prefetch_keys(keys.ahead[3] + at, step);
     _tile_loadd(7, keys.of[3] + at, 64);
     _tile_dpbsud(3, 4, 7);
-    for (int u = 0; u < kGroupUnits; ++u)
-      for (int i = 0; i < step / 4; ++i) prefetch(keys.ahead[u] + at + 64 * i);
   }
   _tile_stored(0, s.sums, kGroupStride * 4);
   _tile_stored(1, s.sums + 16, kGroupStride * 4);
@@ -123,8 +131,7 @@ void score_pair(ByteSpan& s, const GroupKeys& keys, int row, int pair, int step)
     _tile_dpbsud(2, 4, 7);
     _tile_dpbsud(3, 5, 7);
     if (row > 0) continue;
-    for (int u = 0; u < 2; ++u)
-      for (int i = 0; i < step / 4; ++i) prefetch(keys.ahead[pair + u] + at + 64 * i);
+    for (int u = 0; u < 2; ++u) prefetch_keys(keys.ahead[pair + u] + at, step);
   }
   int32_t* sums = s.sums + pair * kUnitTokens;
   int32_t* second_sums = sums + block_rows(s) * kGroupStride;
@@ -215,6 +222,7 @@ void add_units(ByteSpan& s, int d) {
   for (int unit = s.first_unit; unit <= s.last_unit; ++unit) {
     const uint8_t* values = s.units[unit] + offset;
     const uint8_t* ahead = s.value_ahead[unit + kAheadUnits] + 4 * d;
+    for (int i = 0; i < kUnitTokens / 4; ++i) prefetch_lines<kBlocks>(ahead + i * quad);
     _tile_loadd(4, s.limbs + unit * kUnitTokens, kLimbStride);
     _tile_loadd(6, values, quad);
     _tile_dpbusd(0, 4, 6);
@@ -230,7 +238,6 @@ void add_units(ByteSpan& s, int d) {
       _tile_loadd(7, values + 192, quad);
       _tile_dpbusd(3, 4, 7);
     }
-    for (int i = 0; i < kUnitTokens / 4; ++i) prefetch_lines<kBlocks>(ahead + i * quad);
   }
   _tile_stored(0, s.sums, kGroupStride * 4);
   if constexpr (kBlocks > 1) _tile_stored(1, s.sums + 16, kGroupStride * 4);
