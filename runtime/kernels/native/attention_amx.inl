@@ -136,10 +136,8 @@ void round_queries(TileSpan& s) {
     }
 }
 
-template <int kLines>
-inline void prefetch_lines(const uint8_t* p) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kLines; ++i) prefetch(p + 64 * i);
+inline void prefetch_lines(const uint8_t* p, int lines) {
+  for (int i = 0; i < lines; ++i) prefetch(p + 64 * i);
 }
 
 // Products of a block's rows, `row` and following, and the keys of four units (outside of the span's those of
@@ -176,7 +174,7 @@ void score_units(TileSpan& s, int row, int first, int begin, int end, bool add) 
     _tile_loadd(5, keys[3] + at, 64);
     _tile_dpbf16ps(3, 4, 5);
     if (row > 0) continue;
-    for (int u = 0; u < kSums; ++u) prefetch_lines<kStep / 2>(ahead[u] + at);
+    for (int u = 0; u < kSums; ++u) prefetch_lines(ahead[u] + at, kStep / 2);
   }
   _tile_stored(0, scores, kScoreStride * 4);
   _tile_stored(1, scores + 16, kScoreStride * 4);
@@ -322,7 +320,7 @@ void weigh_units(TileSpan& s, int row, int d) {
       _tile_dpbf16ps(3, 4, 5);
     }
     if (row > 0) continue;
-    for (int pair = 0; pair < kUnitTokens / 2; ++pair) prefetch_lines<kBlocks>(ahead + pair * stride);
+    for (int pair = 0; pair < kUnitTokens / 2; ++pair) prefetch_lines(ahead + pair * stride, kBlocks);
   }
   float* weighted = weighted_of(s, row) + d;
   _tile_stored(0, weighted, kScoreStride * 4);

@@ -78,11 +78,6 @@ GroupKeys open_keys(const ByteSpan& s, int first) {
   return keys;
 }
 
-// Of a unit's keys `step` dimensions.
-inline void prefetch_keys(const uint8_t* keys, int step) {
-  for (int i = 0; i < step / 4; ++i) prefetch(keys + 64 * i);
-}
-
 // Sums of all rows and a group's keys, `step` dimensions at a time. Memory is asked for in front of each tile: a
 // burst of four units' lines behind them would wait for lines that are under way.
 void score_few(ByteSpan& s, const GroupKeys& keys, int step) {
@@ -93,16 +88,16 @@ void score_few(ByteSpan& s, const GroupKeys& keys, int step) {
   for (int d = 0; d < s.call->layout.padded_dim; d += step) {
     const int at = d * kUnitTokens;
     _tile_loadd(4, s.limbs + d, kLimbStride);
-    prefetch_keys(keys.ahead[0] + at, step);
+    prefetch_lines(keys.ahead[0] + at, step / 4);
     _tile_loadd(6, keys.of[0] + at, 64);
     _tile_dpbsud(0, 4, 6);
-    prefetch_keys(keys.ahead[1] + at, step);
+    prefetch_lines(keys.ahead[1] + at, step / 4);
     _tile_loadd(7, keys.of[1] + at, 64);
     _tile_dpbsud(1, 4, 7);
-    prefetch_keys(keys.ahead[2] + at, step);
+    prefetch_lines(keys.ahead[2] + at, step / 4);
     _tile_loadd(6, keys.of[2] + at, 64);
     _tile_dpbsud(2, 4, 6);
-    prefetch_keys(keys.ahead[3] + at, step);
+    prefetch_lines(keys.ahead[3] + at, step / 4);
     _tile_loadd(7, keys.of[3] + at, 64);
     _tile_dpbsud(3, 4, 7);
   }
@@ -131,7 +126,7 @@ void score_pair(ByteSpan& s, const GroupKeys& keys, int row, int pair, int step)
     _tile_dpbsud(2, 4, 7);
     _tile_dpbsud(3, 5, 7);
     if (row > 0) continue;
-    for (int u = 0; u < 2; ++u) prefetch_keys(keys.ahead[pair + u] + at, step);
+    for (int u = 0; u < 2; ++u) prefetch_lines(keys.ahead[pair + u] + at, step / 4);
   }
   int32_t* sums = s.sums + pair * kUnitTokens;
   int32_t* second_sums = sums + block_rows(s) * kGroupStride;
@@ -222,7 +217,7 @@ void add_units(ByteSpan& s, int d) {
   for (int unit = s.first_unit; unit <= s.last_unit; ++unit) {
     const uint8_t* values = s.units[unit] + offset;
     const uint8_t* ahead = s.value_ahead[unit + kAheadUnits] + 4 * d;
-    for (int i = 0; i < kUnitTokens / 4; ++i) prefetch_lines<kBlocks>(ahead + i * quad);
+    for (int i = 0; i < kUnitTokens / 4; ++i) prefetch_lines(ahead + i * quad, kBlocks);
     _tile_loadd(4, s.limbs + unit * kUnitTokens, kLimbStride);
     _tile_loadd(6, values, quad);
     _tile_dpbusd(0, 4, 6);
