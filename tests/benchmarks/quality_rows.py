@@ -70,6 +70,8 @@ class Row:
 SMOOTHQUANT = Peer("llmcompressor 0.14.0.1", 0.0183, 0.0277, 20.56, 0.919, 63)
 FLOAT8 = Peer("float8 by hand", 0.0249, 0.0333, 20.64, 0.907, 1)
 
+LLM_COMPRESSOR_GPTQ = Peer("llmcompressor 0.14.0.1", 0.159, 0.185, 24.32, 0.788, 119)
+LLM_COMPRESSOR_AWQ = Peer("llmcompressor 0.14.0.1", 0.151, 0.174, 24.19, 0.792, 456)
 AUTOROUND_SYM = Peer("auto-round 0.16.1", 0.117, 0.073, 22.79, 0.838, 818)
 PLAIN_ASYM = Peer("plain rounding", 0.282, 0.365, 24.90, 0.709, 0.14)
 OURS_GPTQ = Peer("GPTQ asym alone", 0.093, 0.069, 22.04, 0.850, 55)
@@ -81,23 +83,11 @@ ROWS = (
     Row("GPTQ sym", "gptq", True, Peer("gptqmodel 7.6.0", 0.232, 0.249, 25.15, 0.749, 125)),
     Row("GPTQ sym rotated", "gptq", True, AUTOROUND_SYM, 0.105 / 0.117, 1.0, more=", rotate: hadamard"),
     Row("GPTQ sym rotated, refined", "gptq", True, AUTOROUND_SYM, 0.105 / 0.117, 1.0, more=REFINED),
-    Row(
-        "GPTQ asym",
-        "gptq",
-        False,
-        Peer("llmcompressor 0.14.0.1", 0.159, 0.185, 24.32, 0.788, 119),
-        curve="GPTQ",
-    ),
+    Row("GPTQ asym", "gptq", False, LLM_COMPRESSOR_GPTQ, curve="GPTQ"),
     Row("GPTQ asym rotated", "gptq", False, OURS_GPTQ, None, None, more=", rotate: hadamard"),
     Row("GPTQ asym scaled", "gptq", False, OURS_GPTQ, None, None, more=", scale: awq"),
     Row("HQQ asym", "hqq", False, PLAIN_ASYM, None, None, curve="HQQ"),
-    Row(
-        "AWQ asym",
-        "awq",
-        False,
-        Peer("llmcompressor 0.14.0.1", 0.151, 0.174, 24.19, 0.792, 456),
-        curve="AWQ",
-    ),
+    Row("AWQ asym", "awq", False, LLM_COMPRESSOR_AWQ, curve="AWQ"),
     Row(
         "SignRound sym",
         "signround",

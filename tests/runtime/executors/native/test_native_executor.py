@@ -168,7 +168,7 @@ def test_blocks_that_a_step_does_not_reach_may_be_anything(
 def test_sequences_that_fill_every_block_of_the_cache_keep_their_bits(
     tiny_engine: MakeEngine, open_native: OpenExecutor, kv: KVDtype, units_per_block: int
 ) -> None:
-    """21 units: those that lie side by side, and the fewer ones at the end."""
+    """21 units, the last one of the cache among them, in no order."""
     file = tiny_engine("shared key heads", "plain").file
     size = BLOCK * units_per_block
     blocks = 21 // units_per_block
