@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from gristmill.calibration.batches import BATCH_TOKENS
+from gristmill.runtime.executors.reference.products import has_bfloat16_units
 from gristmill.runtime.model_plan import LayerPlan, ModelPlan, MoePlan
 
 __all__ = ["walk_memory"]
@@ -77,4 +78,8 @@ def _temporaries(plan: ModelPlan, layer: LayerPlan, tokens: int, width: int) -> 
     inputs = max(linear.in_features for linear in layer.linears)
     attention = layer.attention.q.out_features + 2 * layer.attention.k.out_features
     narrow = 3 * widest + 3 * attention + 2 * plan.hidden_size
-    return tokens * (narrow * width + (2 * inputs + 4 * plan.hidden_size) * 4)
+    copies = tokens * (narrow * width + (2 * inputs + 4 * plan.hidden_size) * 4)
+    if width == 2 and not has_bfloat16_units():  # one linear's weight, input and output, in float32
+        weight = max(linear.in_features * linear.out_features for linear in layer.linears)
+        copies += 4 * (weight + tokens * (inputs + widest))
+    return copies

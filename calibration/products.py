@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from gristmill.runtime.executors.reference.products import has_bfloat16_units
+
 __all__ = ["average_lower_products", "average_products", "mirror_lower"]
 
 _PANEL = 512
@@ -53,13 +55,13 @@ def mirror_lower(matrix: torch.Tensor) -> None:
 
 @contextmanager
 def _bfloat16_factors(narrow: bool) -> Iterator[None]:
-    """Let float32 products use bfloat16 units (AMX, AVX512-BF16), about three times as fast where they exist.
+    """Let float32 products use bfloat16 units (AMX, AVX512-BF16) where they exist: about three times as fast.
 
     torch has no bfloat16 product with a float32 result on CPUs, only this
     process-wide switch: it is put back before anything else runs.
     """
     switch: Any = getattr(torch.backends.mkldnn, "matmul", None)
-    if not narrow or switch is None:
+    if not narrow or switch is None or not has_bfloat16_units():
         yield
         return
     before = switch.fp32_precision

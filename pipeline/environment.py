@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from gristmill.artifacts.manifest import Determinism
+from gristmill.runtime.executors.reference.products import has_bfloat16_units
 from gristmill.runtime.machine import processor_name
 
 __all__ = [
@@ -34,6 +35,8 @@ def build_threads() -> int:
 def determinism_contract(threads: int) -> Determinism:
     """Where these are equal, the same recipe and inputs give the same bytes."""
     isa = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    if has_bfloat16_units():
+        isa += " bfloat16"
     return Determinism(threads, isa, {package: metadata.version(package) for package in _PACKAGES})
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "cpu_limits",
     "memory_limit",
     "oversubscription",
+    "processor_flags",
     "processor_name",
 ]
 
@@ -88,9 +89,18 @@ def memory_limit(cgroup: Path = CGROUPS) -> MemoryLimit | None:
 
 def processor_name() -> str:
     """The processor as its maker calls it, as far as the system says."""
-    text = _read(Path("/proc/cpuinfo")) or ""
-    names = (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name"))
-    return next(names, platform.processor())
+    return _processor_entry("model name") or platform.processor()
+
+
+def processor_flags() -> frozenset[str]:
+    """What the processor can do, in the kernel's words; empty where the system does not say."""
+    return frozenset((_processor_entry("flags") or "").split())
+
+
+def _processor_entry(name: str) -> str | None:
+    """What the system says of its first processor under `name`."""
+    lines = (_read(Path("/proc/cpuinfo")) or "").splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), None)
 
 
 def _folders(cgroup: Path, controller: str) -> Iterator[Path]:

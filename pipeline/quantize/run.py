@@ -43,6 +43,7 @@ QUANTIZE_CODE = (
     "gristmill.runtime.executors.reference.float_codes",
     "gristmill.runtime.executors.reference.linears",
     "gristmill.runtime.executors.reference.mlp",
+    "gristmill.runtime.executors.reference.products",
     "gristmill.runtime.scheme",
     "gristmill.runtime.sources",
 )

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from gristmill.calibration.blocks import load_block, load_tensor
@@ -16,6 +15,7 @@ from gristmill.pipeline.validate.logits import Sequences
 from gristmill.runtime.executors.reference.blocks import (
     causal_attention,
     decoder_block,
+    head_logits,
     rms_norm,
     rotary_tables,
 )
@@ -80,7 +80,7 @@ class OriginalLogits:
     @torch.inference_mode()
     def _project(self, states: torch.Tensor, norm: torch.Tensor, head: torch.Tensor) -> NDArray[np.float32]:
         normed = rms_norm(states, norm, self._plan.final_norm.eps)
-        logits: NDArray[np.float32] = F.linear(normed, head).float().numpy()
+        logits: NDArray[np.float32] = head_logits(normed, head).numpy()
         return logits
 
     def _load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:

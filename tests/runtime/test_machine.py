@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import pytest
 
 from gristmill.runtime import machine
-from gristmill.runtime.machine import CpuLimits, MemoryLimit, cpu_limits, memory_limit, processor_name
+from gristmill.runtime.machine import (
+    CpuLimits,
+    MemoryLimit,
+    cpu_limits,
+    memory_limit,
+    processor_flags,
+    processor_name,
+)
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -89,3 +97,9 @@ def test_usage_above_the_limit_leaves_nothing() -> None:
 
 def test_the_processor_has_a_name() -> None:
     assert processor_name()
+
+
+def test_what_the_processor_can_do_is_in_the_kernels_words() -> None:
+    flags = processor_flags()
+    assert all(flag == flag.strip().lower() for flag in flags)
+    assert "sse2" in flags or platform.machine() != "x86_64"

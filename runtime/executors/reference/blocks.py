@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from gristmill.runtime.errors import UnsupportedError
 from gristmill.runtime.executors.reference.linears import UNQUANTIZED, Observe, Schemes, Weights, linear
 from gristmill.runtime.executors.reference.mlp import mlp_output
+from gristmill.runtime.executors.reference.products import exact_product
 from gristmill.runtime.model_plan import AttentionPlan, LayerPlan, NormPlan, RopePlan
 from gristmill.runtime.sources.base import Tensor
 
@@ -104,14 +105,11 @@ def apply_rotary(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 
 
 def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Logits `[rows, vocab]` in float32 of normed `hidden` [rows, hidden] and the head's weight."""
-    logits = F.linear(hidden, weight)
-    if logits.dtype == torch.float32:
-        return logits
-    # bfloat16 keeps a logit of 20 to 1/8, which makes ties of near winners. The product is rounded
-    # only after it was summed in float32, so subtracting first leaves what the rounding took.
-    remainder = torch.addmm(logits, hidden, weight.t(), beta=-1)
-    return logits.float().add_(remainder)
+    """Logits `[rows, vocab]` in float32 of normed `hidden` [rows, hidden] and the head's weight.
+
+    bfloat16 would keep a logit of 20 to 1/8, which makes ties of near winners.
+    """
+    return exact_product(hidden, weight)
 
 
 def causal_attention(plan: AttentionPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 
 from gristmill.runtime.executors.reference.activations import fake_quantize
+from gristmill.runtime.executors.reference.products import product
 from gristmill.runtime.model_plan import LinearPlan
 from gristmill.runtime.scheme import QuantScheme
 
@@ -39,4 +39,4 @@ def linear(
     scheme = schemes.get(plan.name)
     if scheme is not None and scheme.activation is not None:
         x = fake_quantize(x, scheme, weights[f"{plan.name}.input_scale"] if scheme.is_static else None)
-    return F.linear(x, weights[plan.weight], weights[f"{plan.name}.bias"] if plan.bias else None)
+    return product(x, weights[plan.weight], weights[f"{plan.name}.bias"] if plan.bias else None)
