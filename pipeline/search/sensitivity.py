@@ -7,7 +7,7 @@ it is a mean over many more numbers, so that small differences show.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,13 @@ import torch
 from gristmill.calibration.drift import GroupStatistics
 from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
-from gristmill.pipeline.quantize.block import BlockResult, QuantizeSettings, quantize_block, served_weights
+from gristmill.pipeline.quantize.block import (
+    BlockObservations,
+    BlockResult,
+    QuantizeSettings,
+    quantize_block,
+    served_weights,
+)
 from gristmill.pipeline.quantize.grids import dequantized
 from gristmill.pipeline.quantize.rtn import quantize_rtn
 from gristmill.pipeline.search.gradients import BlockGradients
@@ -61,6 +67,7 @@ def layer_losses(
     units: Sequence[Unit],
     weights: Weights,
     inputs: GroupInputs,
+    enter: Callable[[], BlockObservations],
     settings: QuantizeSettings,
     widths: Sequence[Width],
     gradients: BlockGradients,
@@ -68,22 +75,30 @@ def layer_losses(
     """The loss of each of a layer's `units` at each of `widths`, whose bits rise, in nats a token.
 
     `inputs` holds the statistics of the layer's input groups, `weights` the
-    original's block in float32. Units are rounded by GPTQ, or to nearest for
-    methods without data. Raises ModelError, naming the linear, for what isn't finite.
+    original's block; `enter` goes into that block anew, for methods that fold
+    scales and so change what the linears read. Units are rounded by the method
+    itself, for `signround` by GPTQ. Raises ModelError, naming the linear, for
+    what isn't finite.
     """
     known = _Original(layer, inputs)
     middle = _middle(widths)
     losses = []
     for unit in units:
         rounded = {
-            width.group_size: quantize_block(layer, weights, known, _alone(unit, width, settings))
+            width.group_size: quantize_block(
+                layer,
+                weights,
+                enter() if settings.folds_scales else known,
+                _alone(unit, width, settings),
+            )
             for width in middle
         }
-        loss = gradients.loss(layer, served_weights(weights, rounded[middle[-1].group_size]))
+        served = served_weights(weights, rounded[middle[-1].group_size])
+        loss = gradients.loss(layer, {name: tensor.float() for name, tensor in served.items()})
         if settings.method in _DATA_FREE:
             errors = [_rounding_error(unit, weights, known.by_linear, settings, width) for width in widths]
         else:
-            errors = [_gptq_error(rounded[width.group_size], width.bits) for width in widths]
+            errors = [_output_error(rounded[width.group_size], width.bits) for width in widths]
         error = errors[widths.index(middle[-1])]
         losses.append(tuple(loss * other / error if error > 0 else 0.0 for other in errors))
     return losses
@@ -98,12 +113,12 @@ def _middle(widths: Sequence[Width]) -> list[Width]:
 def _alone(unit: Unit, width: Width, settings: QuantizeSettings) -> QuantizeSettings:
     """Settings that quantize `unit` alone."""
     schemes = {linear.name: settings.schemes[linear.name] for linear in unit.linears}
-    method: Method = "rtn" if settings.method in _DATA_FREE else "gptq"
+    method: Method = "gptq" if settings.method == "signround" else settings.method
     return replace(settings, method=method, schemes=with_widths(schemes, [unit], [width]))
 
 
-def _gptq_error(rounded: BlockResult, bits: int) -> float:
-    """The output error of a unit at `bits`, up to a factor, from that of some bits.
+def _output_error(rounded: BlockResult, bits: int) -> float:
+    """The output error of a unit at `bits`, up to a factor, from that at some bits.
 
     It is in proportion to the square of the grid's step.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -144,8 +145,8 @@ def _measure(
         else:
             own = [unit for unit in units if unit.layer == layer.index]
             inputs = walk.observe(layer, weights) if own else {}
-            full = {name: tensor.float() for name, tensor in weights.items()}
-            losses = layer_losses(layer, own, full, inputs, settings, widths, gradients)
+            enter = partial(walk.enter, layer, weights)
+            losses = layer_losses(layer, own, weights, inputs, enter, settings, widths, gradients)
             rows = tuple(
                 UnitLosses(tuple(linear.name for linear in unit.linears), row)
                 for unit, row in zip(own, losses, strict=True)

@@ -77,8 +77,11 @@ def rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) ->
     return float(np.corrcoef(one, two)[0, 1])
 
 
-def test_estimates_rank_units_and_widths_as_the_exact_losses_do(tmp_path: Path, open_tiny: OpenTiny) -> None:
-    tiny = open_tiny(GPTQ)
+@pytest.mark.parametrize("method", ["gptq", "gptq, scale: awq", "awq", "rtn", "hqq"])
+def test_estimates_rank_units_and_widths_as_the_exact_losses_do(
+    method: str, tmp_path: Path, open_tiny: OpenTiny
+) -> None:
+    tiny = open_tiny(f"scheme: W4A16_ASYM, group_size: 32, method: {method}")
     sensitivity = measure(tiny, tmp_path / "cache")
     estimated, exact = np.array(sensitivity.losses), exact_losses(tiny, sensitivity)
     assert rank_correlation(estimated, exact) > 0.97
