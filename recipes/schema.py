@@ -306,6 +306,24 @@ class Recipe(BaseModel):
             )
         return validation
 
+    @field_validator("validation")
+    @classmethod
+    def _budget_within_gates(
+        cls, validation: ValidationSettings | None, info: ValidationInfo
+    ) -> ValidationSettings | None:
+        """A search spends all of its budget: one above the gate makes a model that fails it."""
+        quantize = info.data.get("quantize")
+        budget = None if quantize is None or quantize.search is None else quantize.search.budget.kl_mean
+        if validation is None or validation.auto_repair or budget is None:
+            return validation
+        for gate in validation.gates.all:
+            if gate.metric == "kl_mean" and budget > gate.limit:
+                raise refusal(
+                    "a budget that the gate allows, or auto_repair",
+                    found=f"the gate kl_mean {gate.expression} beside a budget of {budget:g}",
+                )
+        return validation
+
     @field_validator("checkpoint")
     @classmethod
     def _checkpoint_holds_scheme(cls, checkpoint: str, info: ValidationInfo) -> str:

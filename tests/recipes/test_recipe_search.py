@@ -69,6 +69,10 @@ def test_a_search_reads_back_from_the_resolved_recipe(
         ([REPAIR, "validate.gates={}"], "auto_repair; found auto_repair without gates; expected gates"),
         ([BITS, REPAIR], "found auto_repair beside a budget of bits_per_weight, which it would exceed"),
         (
+            [KL, "validate.gates={kl_mean: '< 0.04'}"],
+            "found the gate kl_mean < 0.04 beside a budget of 0.05; expected a budget that the gate allows",
+        ),
+        (
             [REPAIR, "quantize.method=rtn", "calibration=null"],
             "found auto_repair without; expected a calibration block",
         ),
@@ -89,5 +93,10 @@ def test_what_does_not_fit_together_is_refused(
         load(*changes)
 
 
-def test_a_budget_of_loss_may_be_repaired(load: Callable[..., Recipe]) -> None:
-    assert load(KL, REPAIR).repairs
+@pytest.mark.parametrize("gate", ["< 0.05", "< 0.04"])
+def test_a_budget_of_loss_may_be_repaired(load: Callable[..., Recipe], gate: str) -> None:
+    assert load(KL, REPAIR, f"validate.gates={{kl_mean: '{gate}'}}").repairs
+
+
+def test_a_budget_may_be_all_that_the_gate_allows(load: Callable[..., Recipe]) -> None:
+    assert load(KL, "validate.gates={kl_mean: '<= 0.05'}").quantize.search is not None
