@@ -60,10 +60,13 @@ def table_rows(measured: Measured) -> list[tuple[str, ...]]:
             f"{peer.seconds:.2f}" if peer.seconds < 1 else f"{peer.seconds:.0f}",
         )
     )
-    if other is not None:
-        kl, seconds = other["kl_wiki"] / peer.kl_wiki, measured.seconds / peer.seconds
-        limits = ["" if limit is None else f"<= {limit:.2f}" for limit in (row.kl_limit, row.time_limit)]
-        table.append(("  ratio", f"{kl:.2f} {limits[0]}", "", "", "", "", f"{seconds:.2f} {limits[1]}"))
+    kl, seconds = (
+        _held_kl(measured) / row.held_kl(peer.kl_wiki, peer.kl_chat),
+        measured.seconds / peer.seconds,
+    )
+    limits = ["" if limit is None else f"<= {limit:.2f}" for limit in (row.kl_limit, row.time_limit)]
+    name = "  ratio over both" if row.over_both else "  ratio"
+    table.append((name, f"{kl:.2f} {limits[0]}", "", "", "", "", f"{seconds:.2f} {limits[1]}"))
     return table
 
 
@@ -72,6 +75,14 @@ def keep_row(path: Path, measured: Measured) -> None:
     rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     others = [row for row in rows if not row["metric"].startswith(f"{measured.row.name}: ")]
     write_rows(path, [*others, *_json_rows(measured)])
+
+
+def _held_kl(measured: Measured) -> float:
+    """The KL that the row's limit is on, by the independent measure where it was taken."""
+    wiki, chat = measured.wiki.metrics.kl_mean, measured.chat.metrics.kl_mean
+    if (other := measured.independent) is not None:
+        wiki, chat = other["kl_wiki"], other["kl_chat"]
+    return measured.row.held_kl(wiki, chat)
 
 
 def _top1(measured: Measured) -> float:
@@ -108,9 +119,13 @@ def _json_rows(measured: Measured) -> list[dict[str, Any]]:
         entry("CPU time", measured.cpu_seconds, None, "s"),
         entry("peak resident memory", measured.memory, None, "bytes"),
     ]
+    text = "wiki and chat" if row.over_both else "wiki"
+    measure = "own validation" if other is None else "independent measure"
+    peer_kl = row.held_kl(peer.kl_wiki, peer.kl_chat)
+    rows.append(entry(f"KL {text}, held, {measure}", _held_kl(measured), peer_kl, "nats", row.kl_limit))
     if other is not None:
         rows += [
-            entry("KL wiki, independent measure", other["kl_wiki"], peer.kl_wiki, "nats", row.kl_limit),
+            entry("KL wiki, independent measure", other["kl_wiki"], peer.kl_wiki, "nats"),
             entry("KL chat, independent measure", other["kl_chat"], peer.kl_chat, "nats"),
             entry("perplexity wiki, independent measure", other["ppl"], peer.perplexity, ""),
             entry("top-1, independent measure", other["top1"], peer.top1, "share"),
