@@ -22,7 +22,8 @@ from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 
 __all__ = ["GptqSettings", "HessianFactor", "factorize_hessian", "gptq_codes", "quantize_gptq"]
 
-_RETRIES = 12
+_MOST_DAMPING = 20.0
+"""In means of the diagonal: beyond, little but the diagonal is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def factorize_hessian(
     Where float32 finds the damped Hessian not positive definite, float64 tries
     again, then with twice the damping and so on. A column that never had an
     input gets the mean of the diagonal: it neither gives nor takes corrections.
-    Raises ModelError if no damping up to `damping * 2^11` helps.
+    Raises ModelError if no damping up to 20 times that mean helps.
     """
     diagonal = hessian.diagonal()
     mean = float(diagonal.mean())
@@ -119,7 +120,9 @@ def factorize_hessian(
 def _attempts(damping: float) -> Iterator[tuple[float, torch.dtype]]:
     """Dampings and number formats in the order they are tried."""
     yield damping, torch.float32
-    yield from ((damping * 2**doubling, torch.float64) for doubling in range(_RETRIES))
+    while damping <= _MOST_DAMPING:
+        yield damping, torch.float64
+        damping *= 2
 
 
 def _damped(hessian: torch.Tensor, order: torch.Tensor, damping: float, dtype: torch.dtype) -> torch.Tensor:
