@@ -21,7 +21,10 @@ from tests.runtime.kernels.packing_oracle import (
 
 _native: Any = importlib.import_module("gristmill.runtime.kernels._native")
 
-SETS = [isa for isa in _native.instruction_sets() if isa == "amx"]
+if "amx" not in _native.instruction_sets():
+    pytest.skip("matrix tiles alone gate into panels", allow_module_level=True)
+
+ISA = "amx"
 KINDS = ("silu", "gelu", "gelu_tanh")
 COLUMNS = 640  # more than are added in one go
 TOKENS = 83  # the last panel is narrower than the others, and not full
@@ -37,13 +40,13 @@ def random_weight(bits: int, tiles: int) -> IntegerWeight:
 
 
 def gated_rows(
-    isa: str, weight: IntegerWeight, panels: Panels, kind: str, bias: NDArray[np.float32] | None
+    weight: IntegerWeight, panels: Panels, kind: str, bias: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
     """The slow way: rows of sums, gated tile by tile."""
     rows, empty = len(weight.codes), (np.zeros(0, np.float32), np.zeros(0, np.int32))
     shape = (rows, COLUMNS, weight.group, False)
     out = _native.linear_panel(
-        isa,
+        ISA,
         f"int{weight.bits}",
         weight.packed,
         *shape,
@@ -56,7 +59,7 @@ def gated_rows(
     )[: panels.tokens]
     tiles = [slice(first, first + 32) for first in range(0, rows, 32)]
     gated = [
-        _native.gate_tile(isa, kind, np.ascontiguousarray(out[:, t]), 16, None if bias is None else bias[t])
+        _native.gate_tile(ISA, kind, np.ascontiguousarray(out[:, t]), 16, None if bias is None else bias[t])
         for t in tiles
     ]
     return np.concatenate(gated, axis=1)
@@ -76,8 +79,7 @@ def panel_rows(raw: NDArray[np.uint8], panels: Panels, columns: int) -> NDArray[
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("bits", "tiles"), [(4, 1), (4, 6), (8, 3)])
-@pytest.mark.parametrize("isa", SETS)
-def test_gated_panels_are_gated_rows(isa: str, bits: int, tiles: int, biased: bool, kind: str) -> None:
+def test_gated_panels_are_gated_rows(bits: int, tiles: int, biased: bool, kind: str) -> None:
     weight, random = random_weight(bits, tiles), np.random.default_rng(tiles)
     x = round_bfloat16(random.standard_normal((TOKENS, COLUMNS)).astype(np.float32))
     bias = random.standard_normal(32 * tiles).astype(np.float32) if biased else None
@@ -85,14 +87,14 @@ def test_gated_panels_are_gated_rows(isa: str, bits: int, tiles: int, biased: bo
     for width in (1, 2, 4, 8, 16):
         panels = float_panels(x, "bfloat16", width, tiles=True)
         expected = np.zeros((TOKENS, columns), np.float32)
-        gated = gated_rows(isa, weight, panels, kind, bias)
+        gated = gated_rows(weight, panels, kind, bias)
         gated[np.abs(gated) < np.finfo(np.float32).tiny] = (
             0  # as the instruction that rounds takes subnormals
         )
         expected[:, : 16 * tiles] = round_bfloat16(gated)
         for panels_a_call in (1, 2, 6):
             raw = _native.gated_panels(
-                isa,
+                ISA,
                 f"int{bits}",
                 weight.packed,
                 32 * tiles,
