@@ -32,6 +32,7 @@ from gristmill.runtime.model_plan import LayerPlan, LinearPlan
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 
 __all__ = [
+    "DATA_FREE",
     "BlockObservations",
     "BlockResult",
     "QuantizeSettings",

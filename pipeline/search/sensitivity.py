@@ -16,6 +16,7 @@ from gristmill.calibration.drift import GroupStatistics
 from gristmill.calibration.pairs import BlockPair
 from gristmill.calibration.statistics import InputStatistics
 from gristmill.pipeline.quantize.block import (
+    DATA_FREE,
     BlockObservations,
     BlockResult,
     QuantizeSettings,
@@ -31,8 +32,6 @@ from gristmill.runtime.executors.reference.linears import Weights
 from gristmill.runtime.model_plan import LayerPlan
 
 __all__ = ["layer_losses"]
-
-_DATA_FREE = ("rtn", "hqq")
 
 GroupInputs = Mapping[tuple[str, ...], InputStatistics]
 
@@ -95,7 +94,7 @@ def layer_losses(
         }
         served = served_weights(weights, rounded[middle[-1].group_size])
         loss = gradients.loss(layer, {name: tensor.float() for name, tensor in served.items()})
-        if settings.method in _DATA_FREE:
+        if settings.method in DATA_FREE:
             errors = [_rounding_error(unit, weights, known.by_linear, settings, width) for width in widths]
         else:
             errors = [_output_error(rounded[width.group_size], width.bits) for width in widths]
