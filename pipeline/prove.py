@@ -83,7 +83,7 @@ def prove(
     """Validate and record golden prompts, or take what an earlier build of the same inputs measured.
 
     The engines are the reference one and those `compiled`. `original` opens the
-    source model, with the `observe` of `OriginalLogits`; `inputs` is what, beside
+    source model, with the `observe` and `progress` of `OriginalLogits`; `inputs` is what, beside
     the checkpoint and the data, determines the result. Golden logits come from
     float32 compute, and every engine must reproduce them. Engines are proved and
     validated with keys and values in `kv_cache`. With `streamed`, the reference
@@ -98,7 +98,7 @@ def prove(
     if (done := stages.finished("validate", key)) is not None:
         return _read(done)
     with stages.open("validate", key) as stage:
-        progress.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
+        progress.stage("prove", 1 + len(compiled), "engines")
         prompts = _record(written.folder, golden, streamed)
         choice = own_kv_cache(kv_cache)
         folders = [
@@ -109,9 +109,13 @@ def prove(
         ]
         place = (REFERENCE, written.folder, written.folder)
         reference = EngineFolder("checkpoint", *place, golden=prompts, kv_cache=choice, streamed=streamed)
-        proofs = [_prove_reference(reference), *map(prove_engine, folders)]
+        proofs = [_prove_reference(reference)]
+        for folder in folders:
+            progress.advance()
+            proofs.append(prove_engine(folder))
+        progress.advance()
         peaks = ChannelPeaks()
-        watched = partial(original, observe=peaks.update)
+        watched = partial(original, observe=peaks.update, progress=progress)
         validation = validate_engines([reference, *folders], watched, held_out, calibration, progress)
         _write(stage.folder, Proof(validation, prompts, tuple(proofs), peaks.outliers()))
         return _read(stage.finish())
@@ -139,7 +143,7 @@ def validate_engines(
             {target: ExecutorLogits(executor) for target, executor in executors.items()},
             held_out,
             calibration=calibration,
-            on_tokens=progress.advance,
+            progress=progress,
         )
 
 

@@ -74,9 +74,9 @@ def layer_losses(
     """The loss of each of a layer's `units` at each of `widths`, whose bits rise, in nats a token.
 
     `inputs` holds the statistics of the layer's input groups, `weights` the
-    original's block; `enter` goes into that block anew, for methods that fold
-    scales and so change what the linears read. Units are rounded by the method
-    itself, for `signround` by GPTQ. Raises ModelError, naming the linear, for
+    original's block. Methods that fold scales, and so change what the linears
+    read, don't need the former: `enter` goes into the block anew for them. Units
+    are rounded by the method itself, for `signround` by GPTQ. Raises ModelError, naming the linear, for
     what isn't finite.
     """
     known = _Original(layer, inputs)

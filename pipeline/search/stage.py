@@ -144,7 +144,7 @@ def _measure(
             progress.skip(1)
         else:
             own = [unit for unit in units if unit.layer == layer.index]
-            inputs = walk.observe(layer, weights) if own else {}
+            inputs = walk.observe(layer, weights) if own and not settings.folds_scales else {}
             enter = partial(walk.enter, layer, weights)
             losses = layer_losses(layer, own, weights, inputs, enter, settings, widths, gradients)
             rows = tuple(

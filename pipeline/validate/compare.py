@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.calibration.samples import TokenSamples
+from gristmill.pipeline.progress import Progress, SilentProgress
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.pipeline.validate.gates import evaluate_gates
 from gristmill.pipeline.validate.logits import LogitsSource
@@ -36,16 +38,16 @@ def compare_models(
     *,
     calibration: TokenSamples | None = None,
     gates: Sequence[Gate] = (),
-    on_tokens: Callable[[int], None] = lambda tokens: None,
+    progress: Progress | None = None,
 ) -> ValidationResult:
     """Metrics over `data`, at least one set, and how the gates stand.
 
-    `calibration` is what overlap is counted against; `on_tokens` hears how many
-    positions were just compared. Peak memory is two chunks of 512 rows of
-    logits beside the sources. A failed gate is part of the result:
-    `require_gates` raises it.
+    `calibration` is what overlap is counted against; `progress` hears of the
+    stage `validate` once the first logits are there, and of positions that were
+    compared. Peak memory is two chunks of 512 rows of logits beside the
+    sources. A failed gate is part of the result: `require_gates` raises it.
     """
-    compared = compare_engines(original, {"": quantized}, data, calibration=calibration, on_tokens=on_tokens)
+    compared = compare_engines(original, {"": quantized}, data, calibration=calibration, progress=progress)
     result = compared[""]
     return replace(result, gates=evaluate_gates(gates, result.metrics))
 
@@ -56,26 +58,40 @@ def compare_engines(
     data: Sequence[HeldOut],
     *,
     calibration: TokenSamples | None = None,
-    on_tokens: Callable[[int], None] = lambda tokens: None,
+    progress: Progress | None = None,
 ) -> dict[str, ValidationResult]:
     """As `compare_models`, for several engines in one pass over the original."""
     windows = [window for held_out in data for window in held_out.windows]
-    sources = (original, *engines.values())
-    chunks = zip(*(source.logits(windows, _ROWS) for source in sources), strict=True)
+    tell = progress or SilentProgress()
+    chunks = _in_step((original, *engines.values()), windows, tell)
     positions: dict[str, list[PositionMetrics]] = {engine: [] for engine in engines}
     for held_out in data:
-        parts = list(_positions(held_out, tuple(engines), chunks, on_tokens))
+        parts = list(_positions(held_out, tuple(engines), chunks, tell))
         for index, engine in enumerate(engines):
             positions[engine].append(concatenate([part[index] for part in parts]))
     overlaps = shared_text(data, calibration)
     return {engine: _result(data, positions[engine], overlaps) for engine in engines}
 
 
+def _in_step(
+    sources: Sequence[LogitsSource], windows: Sequence[Sequence[int]], progress: Progress
+) -> Iterator[tuple[NDArray[np.float32], ...]]:
+    """The chunks of all sources side by side.
+
+    The stage begins behind the first, so that the time left counts comparing
+    alone: before its first logits the original went through all its layers.
+    """
+    chunks = zip(*(source.logits(windows, _ROWS) for source in sources), strict=True)
+    first = next(chunks)
+    progress.stage("validate", sum(map(len, windows)), "tokens")
+    return itertools.chain([first], chunks)
+
+
 def _positions(
     held_out: HeldOut,
     engines: Sequence[str],
     chunks: Iterator[tuple[NDArray[np.float32], ...]],
-    on_tokens: Callable[[int], None],
+    progress: Progress,
 ) -> Iterator[list[PositionMetrics]]:
     """One data set chunk by chunk, each with an entry an engine, taken from all sources in step."""
     for index, window in enumerate(held_out.windows):
@@ -88,7 +104,7 @@ def _positions(
                 compare_rows(base, rows, chunk, name=f"{where} on {engine}" if engine else where, first=start)
                 for engine, rows in zip(engines, candidates, strict=True)
             ]
-            on_tokens(len(chunk))
+            progress.advance(len(chunk))
 
 
 def _result(

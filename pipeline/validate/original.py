@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from gristmill.calibration.blocks import load_block, load_tensor
+from gristmill.pipeline.progress import Progress, SilentProgress
 from gristmill.pipeline.validate.logits import Sequences
 from gristmill.runtime.executors.reference.blocks import (
     causal_attention,
@@ -41,18 +42,25 @@ class OriginalLogits:
         source: ModelSource,
         compute: Literal["bfloat16", "float32"] = "bfloat16",
         observe: Callable[[int, torch.Tensor], None] = lambda layer, states: None,
+        progress: Progress | None = None,
     ) -> None:
-        """`observe` is shown the hidden states [B, T, hidden] behind each layer, batch by batch."""
+        """`observe` is shown the hidden states [B, T, hidden] behind each layer, batch by batch.
+
+        `progress` hears of a stage of its own, since all layers come before the first logits.
+        """
         self._plan = plan
         self._source = source
         self._dtype: torch.dtype = getattr(torch, compute)
         self._observe = observe
+        self._progress = progress or SilentProgress()
 
     def logits(self, sequences: Sequences, rows: int) -> Iterator[NDArray[np.float32]]:
         """See `LogitsSource`. Raises ModelError for a tensor that is missing, misshapen or not finite."""
+        self._progress.stage("original", len(self._plan.layers), "layers")
         hidden = self._embed(sequences)
         for layer in self._plan.layers:
             hidden = self._through(layer, hidden)
+            self._progress.advance()
         norm = self._load(f"{self._plan.final_norm.name}.weight", (self._plan.final_norm.size,))
         head = self._load(self._plan.head_weight, (self._plan.vocab_size, self._plan.hidden_size))
         for states in itertools.chain.from_iterable(hidden):

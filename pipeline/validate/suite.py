@@ -94,7 +94,6 @@ def _held_out(subject: Subject, origin: Origin, progress: Progress) -> Validatio
     if validation is None or engine is None:
         return None
     held_out = load_held_out(validation.data, origin.model.tokenizer)
-    progress.stage("validate", sum(entry.samples.tokens for entry in held_out), "tokens")
-    original = partial(OriginalLogits, origin.model.plan, origin.model.source)
+    original = partial(OriginalLogits, origin.model.plan, origin.model.source, progress=progress)
     found = validate_engines([engine], original, held_out, origin.calibration, progress, subject.settings)
     return found[engine.target]

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from gristmill.calibration.samples import TokenSamples, samples_digest
+from gristmill.pipeline.progress import SilentProgress
 from gristmill.pipeline.validate.compare import compare_models
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.pipeline.validate.logits import ExecutorLogits, Sequences
@@ -120,12 +121,24 @@ def test_overlap_is_reported_for_each_data_set_and_over_all() -> None:
     assert result.overlap == 20 / 120
 
 
-def test_progress_adds_up_to_all_tokens() -> None:
-    heard: list[int] = []
-    compare_models(
-        Table(50), Table(50), [HeldOut("a", samples((1,) * 700, (2,) * 30))], on_tokens=heard.append
-    )
-    assert sum(heard) == 730
+def test_progress_adds_up_to_all_tokens_behind_the_first_logits() -> None:
+    heard: list[tuple[str, int]] = []
+
+    class Listener(SilentProgress):
+        def stage(self, name: str, total: int, unit: str) -> None:
+            heard.append((name, total))
+
+        def advance(self, steps: int = 1) -> None:
+            heard.append(("", steps))
+
+    class Slow(Table):
+        def logits(self, sequences: Sequences, rows: int) -> Iterator[Array]:
+            heard.append(("original", 0))
+            yield from super().logits(sequences, rows)
+
+    data = [HeldOut("a", samples((1,) * 700, (2,) * 30))]
+    compare_models(Slow(50), Table(50), data, progress=Listener())
+    assert heard == [("original", 0), ("validate", 730), ("", 512), ("", 188), ("", 30)]
 
 
 def test_the_json_form_is_the_contract() -> None:

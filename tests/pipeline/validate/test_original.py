@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from gristmill.pipeline.progress import SilentProgress
 from gristmill.pipeline.validate.logits import ExecutorLogits
 from gristmill.pipeline.validate.original import OriginalLogits
 from gristmill.runtime.architectures import plan_model
@@ -70,3 +71,19 @@ def test_the_observer_sees_what_leaves_every_layer(folder: Path) -> None:
     assert [layer for layer, _ in seen] == [0, 1, 2]
     for (_, states), expected in zip(seen[:-1], hidden[1:-1], strict=True):  # the last is behind the norm
         torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_progress_counts_layers(folder: Path) -> None:
+    heard: list[str] = []
+
+    class Listener(SilentProgress):
+        def stage(self, name: str, total: int, unit: str) -> None:
+            heard.append(f"{name}: {total} {unit}")
+
+        def advance(self, steps: int = 1) -> None:
+            heard.append(f"+{steps}")
+
+    source = open_source(str(folder), folder)
+    told = OriginalLogits(plan_model(source.config), source, "float32", progress=Listener())
+    next(told.logits(SEQUENCES, rows=16))
+    assert heard == ["original: 3 layers", "+1", "+1", "+1"]
