@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import os
 import platform
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import psutil
 
 __all__ = [
     "CGROUPS",
     "CpuLimits",
     "MemoryLimit",
+    "address_space_limit",
     "cpu_limits",
     "memory_limit",
     "oversubscription",
@@ -45,10 +49,10 @@ class CpuLimits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A container's limit and what it uses of it, in bytes.
+    """A limit and what is used of it, in bytes.
 
-    Pages of files that no process has mapped do not count as used: the kernel gives them back when asked,
-    those of a checkpoint that was just read as well.
+    In a container, pages of files that no process has mapped do not count as used: the kernel gives them
+    back when asked, those of a checkpoint that was just read as well.
     """
 
     limit: int
@@ -85,6 +89,14 @@ def memory_limit(cgroup: Path = CGROUPS) -> MemoryLimit | None:
     """The limit among this process's control groups that leaves least; None if there is no limit."""
     limits = [limit for folder in _folders(cgroup, "memory") if (limit := _memory_limit(folder)) is not None]
     return min(limits, key=lambda limit: limit.left, default=None)
+
+
+def address_space_limit() -> MemoryLimit | None:
+    """What `ulimit -v` allows this process to map, and what it has mapped; None if there is no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return MemoryLimit(limit, psutil.Process().memory_info().vms)
 
 
 def processor_name() -> str:

@@ -11,7 +11,7 @@ import psutil
 
 from gristmill.runtime.errors import GristmillError, InputError, OutsideError
 from gristmill.runtime.executors.base import KVDtype
-from gristmill.runtime.machine import CGROUPS, memory_limit
+from gristmill.runtime.machine import CGROUPS, address_space_limit, memory_limit
 from gristmill.runtime.model_plan import ModelPlan
 from gristmill.runtime.settings import EngineSettings
 
@@ -97,12 +97,13 @@ class MemoryPlan:
 
 
 def free_memory(cgroup: Path = CGROUPS) -> FreeMemory:
-    """What this process may still take: what the machine has, or its container leaves if that is less."""
-    available = psutil.virtual_memory().available
-    limit = memory_limit(cgroup)
-    if limit is not None and limit.left < available:
-        return FreeMemory(limit.left, "left of the container's limit")
-    return FreeMemory(available, "available on this machine")
+    """What this process may still take: the least of the machine's, its container's and its own."""
+    sizes = [FreeMemory(psutil.virtual_memory().available, "available on this machine")]
+    if (container := memory_limit(cgroup)) is not None:
+        sizes.append(FreeMemory(container.left, "left of the container's limit"))
+    if (own := address_space_limit()) is not None:
+        sizes.append(FreeMemory(own.left, "left of the process's address space, see ulimit -v"))
+    return min(sizes, key=lambda free: free.size)
 
 
 def largest_processes(count: int = _NAMED_PROCESSES) -> list[ProcessMemory]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +235,15 @@ def test_a_container_without_a_limit_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("5\n")
     assert free_memory(tmp_path).source == "available on this machine"
+
+
+def test_free_memory_honours_the_limit_on_address_space() -> None:
+    show = "from gristmill.runtime.memory import free_memory as f; print(f().size >> 20, f().source)"
+    limited = f"ulimit -v $((2 << 20)); exec {sys.executable} -c '{show}'"
+    done = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=True)
+    size, source = done.stdout.split(" ", 1)
+    assert 0 < int(size) < 2048
+    assert "ulimit -v" in source
 
 
 @pytest.mark.parametrize("changes", [{"compute": "float64"}, {"block_size": 0}, {"max_num_seqs": 1.5}])
