@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gristmill.pipeline.validate.tasks.model import Prompt, TaskModel
+from gristmill.pipeline.validate.tasks.model import Answer, Prompt, TaskModel
 from gristmill.pipeline.validate.tasks.sandbox import require_sandbox, run_programs
 from gristmill.pipeline.validate.tasks.task import Measured, Row, Task
 
@@ -27,7 +27,7 @@ def _humaneval(model: TaskModel, rows: Sequence[Row]) -> list[Measured]:
     prompts = [Prompt(row["prompt"], max_tokens=_MAX_TOKENS, stop=_ENDS_OF_FUNCTION) for row in rows]
     answers = model.generate(prompts)
     programs = [
-        f"{row['prompt']}{answer}\n{row['test']}\ncheck({row['entry_point']})"
+        f"{row['prompt']}{answer.text}\n{row['test']}\ncheck({row['entry_point']})"
         for row, answer in zip(rows, answers, strict=True)
     ]
     return _judge(programs, answers)
@@ -37,7 +37,7 @@ def _mbpp(model: TaskModel, rows: Sequence[Row]) -> list[Measured]:
     """A function by its description and its tests."""
     answers = model.generate([_pose(row) for row in rows])
     programs = [
-        "\n".join([*row["test_imports"], code_block(answer), *row["test_list"]])
+        "\n".join([*row["test_imports"], code_block(answer.text), *row["test_list"]])
         for row, answer in zip(rows, answers, strict=True)
     ]
     return _judge(programs, answers)
@@ -52,10 +52,10 @@ def _pose(row: Row) -> Prompt:
     return Prompt(messages=({"role": "user", "content": text},), max_tokens=_MAX_TOKENS)
 
 
-def _judge(programs: Sequence[str], answers: Sequence[str]) -> list[Measured]:
+def _judge(programs: Sequence[str], answers: Sequence[Answer]) -> list[Measured]:
     outcomes = run_programs(programs)
     return [
-        Measured({"pass@1": float(outcome == "passed")}, answer)
+        Measured({"pass@1": float(outcome == "passed")}, answer.text, answer.truncated)
         for outcome, answer in zip(outcomes, answers, strict=True)
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from gristmill.pipeline.validate.tasks.model import Continuation, Prompt, Score
+from gristmill.pipeline.validate.tasks.model import Answer, Continuation, Prompt, Score
 from gristmill.runtime.llm import LLM
 from gristmill.runtime.outputs import RequestOutput
 from gristmill.runtime.sampling.params import SamplingParams
@@ -42,20 +42,31 @@ class EngineModel:
             for output, (before, behind) in zip(outputs, pairs, strict=True)
         ]
 
-    def generate(self, prompts: Sequence[Prompt]) -> list[str]:
-        """See `TaskModel`. Raises RequestError for a prompt that does not fit into the context."""
+    def generate(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        """See `TaskModel`. What does not fit into the context loses its beginning."""
+        fitted = [self._fitted(prompt) for prompt in prompts]
         outputs = self._llm.generate(
-            [self._token_ids(prompt) for prompt in prompts],
-            [
-                SamplingParams(temperature=0.0, max_tokens=prompt.max_tokens, stop=prompt.stop)
-                for prompt in prompts
-            ],
+            [token_ids for token_ids, _ in fitted],
+            [self._params(*pair) for pair in zip(prompts, fitted, strict=True)],
         )
-        return [output.outputs[0].text for output in outputs]
+        return [
+            Answer(output.outputs[0].text, truncated)
+            for output, (_, truncated) in zip(outputs, fitted, strict=True)
+        ]
 
     def close(self) -> None:
         """See `TaskModel`."""
         self._llm.close()
+
+    def _fitted(self, prompt: Prompt) -> tuple[Sequence[int], bool]:
+        """The end of the prompt that leaves room for an answer, half the context at most; whether cut."""
+        token_ids, context = self._token_ids(prompt), self._llm.max_model_len
+        most = max(context - prompt.max_tokens, context // 2)
+        return token_ids[-most:], len(token_ids) > most
+
+    def _params(self, prompt: Prompt, fitted: tuple[Sequence[int], bool]) -> SamplingParams:
+        room = self._llm.max_model_len - len(fitted[0])
+        return SamplingParams(temperature=0.0, max_tokens=min(prompt.max_tokens, room), stop=prompt.stop)
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
         tokenizer = self._llm.tokenizer

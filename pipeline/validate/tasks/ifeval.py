@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gristmill.pipeline.validate.tasks.model import Prompt, TaskModel
+from gristmill.pipeline.validate.tasks.model import Answer, Prompt, TaskModel
 from gristmill.pipeline.validate.tasks.task import Measured, Row, Task
 from gristmill.runtime.errors import PromptError
 
@@ -149,12 +149,13 @@ def _measure(model: TaskModel, rows: Sequence[Row]) -> list[Measured]:
     return [_judge(row, answer) for row, answer in zip(rows, model.generate(prompts), strict=True)]
 
 
-def _judge(row: Row, answer: str) -> Measured:
+def _judge(row: Row, answer: Answer) -> Measured:
     kept = [
-        follows(instruction, arguments, answer)
+        follows(instruction, arguments, answer.text)
         for instruction, arguments in zip(row["instruction_id_list"], row["kwargs"], strict=True)
     ]
-    return Measured({"prompt_strict": float(all(kept)), "instruction_strict": sum(kept) / len(kept)}, answer)
+    values = {"prompt_strict": float(all(kept)), "instruction_strict": sum(kept) / len(kept)}
+    return Measured(values, answer.text, answer.truncated)
 
 
 def _checkable(path: Path, rows: Sequence[Row]) -> list[Row]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gristmill.pipeline.validate.tasks.model import Prompt, TaskModel
+from gristmill.pipeline.validate.tasks.model import Answer, Prompt, TaskModel
 from gristmill.pipeline.validate.tasks.rows import beside
 from gristmill.pipeline.validate.tasks.task import Measured, Row, Task
 
@@ -42,9 +42,9 @@ def _pose(row: Row) -> Prompt:
     return Prompt(text, max_tokens=_MAX_TOKENS, stop=("问题：",))
 
 
-def _judge(row: Row, answer: str) -> Measured:
-    right = last_number(answer) == last_number(row["reference"])
-    return Measured({"exact_match": float(right)}, answer)
+def _judge(row: Row, answer: Answer) -> Measured:
+    right = last_number(answer.text) == last_number(row["reference"])
+    return Measured({"exact_match": float(right)}, answer.text, answer.truncated)
 
 
 def _with_examples(path: Path, rows: Sequence[Row]) -> list[Row]:

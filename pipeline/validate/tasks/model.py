@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Continuation", "Message", "Prompt", "Score", "TaskModel"]
+__all__ = ["Answer", "Continuation", "Message", "Prompt", "Score", "TaskModel"]
 
 Message = Mapping[str, Any]
 
@@ -45,6 +45,14 @@ class Prompt:
     stop: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model wrote; `truncated` as in `Score`."""
+
+    text: str
+    truncated: bool = False
+
+
 class TaskModel(Protocol):
     """A model under test. Both methods answer in the order of what is asked."""
 
@@ -55,7 +63,7 @@ class TaskModel(Protocol):
     def score(self, continuations: Sequence[Continuation]) -> list[Score]:
         """How likely each continuation is. Raises UnsupportedError where log probabilities can't be had."""
 
-    def generate(self, prompts: Sequence[Prompt]) -> list[str]:
+    def generate(self, prompts: Sequence[Prompt]) -> list[Answer]:
         """The greedy answer to each prompt."""
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gristmill.pipeline.validate.tasks.model import Continuation, Prompt, Score
+from gristmill.pipeline.validate.tasks.model import Answer, Continuation, Prompt, Score
 from gristmill.runtime.errors import InputError, OutsideError, UnsupportedError
 from gristmill.runtime.loadtest.client import CompletionClient, error_message
 from gristmill.runtime.loadtest.http import HttpError, parse_endpoint
@@ -64,7 +64,7 @@ class ServerModel:
             self._scores = True
         return self._runner.run(_all(self._score, continuations))
 
-    def generate(self, prompts: Sequence[Prompt]) -> list[str]:
+    def generate(self, prompts: Sequence[Prompt]) -> list[Answer]:
         """See `TaskModel`."""
         return self._runner.run(_all(self._answer, prompts))
 
@@ -93,7 +93,7 @@ class ServerModel:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise self._without_echo(f"{type(error).__name__}: {error}") from error
 
-    async def _answer(self, prompt: Prompt) -> str:
+    async def _answer(self, prompt: Prompt) -> Answer:
         fields: dict[str, Any] = {"max_tokens": prompt.max_tokens, "temperature": 0.0}
         if prompt.stop:
             fields["stop"] = prompt.stop[:_MOST_STOPS]
@@ -111,7 +111,7 @@ class ServerModel:
             raise OutsideError(
                 f"{self._url}{path} answers with no completion", found=str(answer)[:200]
             ) from error
-        return _cut(text or "", prompt.stop)
+        return Answer(_cut(text or "", prompt.stop))
 
     async def _ask(self, path: str, fields: Mapping[str, Any], refused: Callable[[str], Exception]) -> Any:
         """The answer as JSON. Raises what `refused` makes of the message to a request called wrong."""
@@ -147,7 +147,8 @@ class ServerModel:
         )
 
     def _refused(self, found: str) -> InputError:
-        return InputError(f"{self._url} refuses a prompt", found=found)
+        hint = "leave the task out, or serve the model with a context that holds its prompts"
+        return InputError(f"{self._url} refuses a prompt", found=found, hint=hint)
 
 
 async def _all(ask: Callable[[Any], Awaitable[T]], asked: Sequence[Any]) -> list[T]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from gristmill.pipeline.validate.tasks.model import Prompt, TaskModel
+from gristmill.pipeline.validate.tasks.model import Answer, Prompt, TaskModel
 from gristmill.pipeline.validate.tasks.task import Measured, Row, Task
 from gristmill.runtime.errors import PromptError
 
@@ -96,16 +96,16 @@ def _measure(model: TaskModel, rows: Sequence[Row]) -> list[Measured]:
     return [_judge(row, answer) for row, answer in zip(rows, answers, strict=True)]
 
 
-def _judge(row: Row, answer: str) -> Measured:
-    found = rows_of(row["script"], query_of(answer))
+def _judge(row: Row, answer: Answer) -> Measured:
+    found = rows_of(row["script"], query_of(answer.text))
     if found is None:
-        return Measured({"execution": 0.0, "valid": 0.0}, answer)
+        return Measured({"execution": 0.0, "valid": 0.0}, answer.text, answer.truncated)
     right = any(
         expected is not None and same_rows(found, expected, ordered="order by" in query.lower())
         for query in row["reference"]
         for expected in [rows_of(row["script"], query.rstrip().rstrip(";"))]
     )
-    return Measured({"execution": float(right), "valid": 1.0}, answer)
+    return Measured({"execution": float(right), "valid": 1.0}, answer.text, answer.truncated)
 
 
 def _with_scripts(path: Path, rows: Sequence[Row]) -> list[Row]:

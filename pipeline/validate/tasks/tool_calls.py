@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from gristmill.pipeline.validate.tasks.model import Prompt, TaskModel
+from gristmill.pipeline.validate.tasks.model import Answer, Prompt, TaskModel
 from gristmill.pipeline.validate.tasks.task import Measured, Row, Task
 
 __all__ = ["TOOL_CALLS", "accepts", "calls_of"]
@@ -120,10 +120,11 @@ def _pose(row: Row) -> Prompt:
     return Prompt(messages=({"role": "system", "content": system}, *others), max_tokens=_MAX_TOKENS)
 
 
-def _judge(row: Row, answer: str) -> Measured:
-    calls = calls_of(answer)
+def _judge(row: Row, answer: Answer) -> Measured:
+    calls = calls_of(answer.text)
     right = accepts(row["reference"], calls or []) if calls is not None else not row["reference"]
-    return Measured({"exact": float(right), "parsed": float(calls is not None)}, answer)
+    values = {"exact": float(right), "parsed": float(calls is not None)}
+    return Measured(values, answer.text, answer.truncated)
 
 
 TOOL_CALLS = Task(

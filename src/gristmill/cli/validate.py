@@ -127,6 +127,11 @@ def _show(document: dict[str, Any]) -> None:
             ["TASK", "ITEMS", "METRIC", "VALUE", "ORIGINAL", "DIFFERENCE", "95 %", "FLIPS", "VERDICT"],
             [_row(name, task) for name, task in document["tasks"].items()],
         )
+    for name, task in document["tasks"].items():
+        if task["truncated"]:
+            print(
+                f"{name}: {task['truncated']} of {task['items']} prompts lost their beginning to the context"
+            )
 
 
 def _data_row(data: dict[str, Any]) -> list[str]:

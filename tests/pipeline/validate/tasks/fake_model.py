@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gristmill.pipeline.validate.tasks.model import Continuation, Prompt, Score
+from gristmill.pipeline.validate.tasks.model import Answer, Continuation, Prompt, Score
 
 __all__ = ["FakeModel"]
 
@@ -25,9 +25,9 @@ class FakeModel:
         scores = [self.logprob(each) for each in continuations]
         return [Score(logprob, greedy=logprob > -1.0) for logprob in scores]
 
-    def generate(self, prompts: Sequence[Prompt]) -> list[str]:
+    def generate(self, prompts: Sequence[Prompt]) -> list[Answer]:
         self.asked += len(prompts)
-        return [self.answer(prompt) for prompt in prompts]
+        return [Answer(self.answer(prompt)) for prompt in prompts]
 
     def close(self) -> None:
         self.asked = -1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gristmill.pipeline.validate.tasks.engine_model import EngineModel, split_tokens
-from gristmill.pipeline.validate.tasks.model import Continuation
+from gristmill.pipeline.validate.tasks.model import Continuation, Prompt
 from gristmill.pipeline.validate.tasks.open_model import source_model
 from gristmill.runtime.sources.hf_folder import HfFolder
 from gristmill.runtime.sources.open import open_source
@@ -57,6 +57,19 @@ def test_a_context_too_long_loses_its_beginning_and_says_so(model: EngineModel) 
     short = Continuation("Once upon a", " time")
     scores = model.score([long, short])
     assert [score.truncated for score in scores] == [True, False]
+
+
+def test_a_prompt_too_long_loses_its_beginning_and_says_so(model: EngineModel) -> None:
+    end = "word " * 600
+    one, other, short = model.generate([Prompt(text, max_tokens=8) for text in ("Once " + end, end, "Once")])
+    assert [answer.truncated for answer in (one, other, short)] == [True, True, False]
+    assert one == other
+
+
+def test_an_answer_ends_with_the_context(model: EngineModel) -> None:
+    (long,) = model.generate([Prompt("Once", max_tokens=1000)])
+    (short,) = model.generate([Prompt("Once", max_tokens=20)])
+    assert long.text.startswith(short.text)
 
 
 def test_spaces_at_the_end_of_a_context_count_to_the_continuation(tiny_llama: Path) -> None:
