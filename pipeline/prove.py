@@ -154,13 +154,15 @@ def _record(checkpoint: Path, golden: Sequence[Sequence[int]], streamed: bool) -
 
 
 def _prove_reference(folder: EngineFolder) -> EngineProof:
-    """The reference engine's proof; with quantized inputs or cache, at a tolerance that is measured.
+    """The reference engine's proof; with quantized inputs, cache or experts at a tolerance that is measured.
 
     What bfloat16 rounds away can turn an input into the next code: a whole
-    step, and as large a difference as the quantization itself makes.
+    step, and as large a difference as the quantization itself makes. It can
+    send a token to another expert, too.
     """
-    schemes = open_checkpoint(folder.checkpoint).schemes.values()
-    if folder.kv_cache is not None or any(scheme.activation is not None for scheme in schemes):
+    checkpoint = open_checkpoint(folder.checkpoint)
+    has_codes = any(scheme.activation is not None for scheme in checkpoint.schemes.values())
+    if folder.kv_cache is not None or has_codes or checkpoint.plan.has_experts:
         return prove_engine(folder, (folder.kv_cache or "bfloat16",))
     sequences = [prompt.token_ids for prompt in folder.golden]
     with closing(_load_reference(folder, sequences, "bfloat16")) as executor:

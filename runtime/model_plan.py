@@ -284,6 +284,11 @@ class ModelPlan:
         return tuple(linear for layer in self.layers for linear in layer.linears)
 
     @property
+    def has_experts(self) -> bool:
+        """Whether a layer sends tokens to some of its experts."""
+        return any(isinstance(layer.mlp, MoePlan) for layer in self.layers)
+
+    @property
     def ropes(self) -> tuple[RopePlan, ...]:
         """The different rotary embeddings of the layers, in order of first use."""
         return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope))

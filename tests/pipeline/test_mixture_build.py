@@ -21,6 +21,7 @@ from gristmill.runtime.architectures import plan_model
 from gristmill.runtime.checkpoint import Checkpoint, open_checkpoint
 from gristmill.runtime.executors.base import KVCacheConfig, SequenceStep
 from gristmill.runtime.executors.reference.executor import ReferenceExecutor
+from gristmill.runtime.golden import DEFAULT_TOLERANCE
 from gristmill.runtime.scheme import QuantizedTensor, QuantScheme
 from tests.tiny_checkpoints import write_random, write_rounded
 
@@ -35,7 +36,18 @@ def mixture(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
     Channel 0 of every state is high and stays so. The router of layer 1 turns
     one expert down for it.
     """
-    folder = tmp_path_factory.mktemp("mixture") / "model"
+    folder = _random_mixture(tmp_path_factory.mktemp("mixture") / "model", tiny_llama)
+    tensors = {name: read.copy() for name, read in _tensors(folder).items()}
+    tensors["model.embed_tokens.weight"][:, 0] = 8
+    router = tensors["model.layers.1.mlp.gate.weight"]
+    router[:, 0] = 0
+    router[2] = 0
+    router[2, 0] = -8
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _random_mixture(folder: Path, tiny_llama: Path, deviation: float = 0.15, **changes: Any) -> Path:
     llama = json.loads((tiny_llama / "config.json").read_text())
     config = {key: llama[key] for key in ("vocab_size", "hidden_size", "max_position_embeddings", "dtype")}
     config |= {
@@ -52,15 +64,9 @@ def mixture(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
+        **changes,
     }
-    write_random(folder, config, 0.15)
-    tensors = {name: read.copy() for name, read in _tensors(folder).items()}
-    tensors["model.embed_tokens.weight"][:, 0] = 8
-    router = tensors["model.layers.1.mlp.gate.weight"]
-    router[:, 0] = 0
-    router[2] = 0
-    router[2, 0] = -8
-    save_file(tensors, folder / "model.safetensors")
+    write_random(folder, config, deviation)
     for file in (*tiny_llama.glob("*token*"), *tiny_llama.glob("chat_template*")):
         shutil.copy(file, folder)
     return folder
@@ -175,6 +181,19 @@ def test_a_native_engine_proves_itself_and_is_validated(
     assert native.golden is not None
     assert native.golden.kl_max < 0.1
     assert manifest.validation["native-x86"].kl.mean < 0.5
+
+
+def test_rounding_that_sends_tokens_to_other_experts_ends_no_build(
+    tmp_path: Path, tiny_llama: Path, write_recipe: Any
+) -> None:
+    many = {"moe_intermediate_size": 96, "num_experts": 64, "mlp_only_layers": [], "norm_topk_prob": True}
+    model = _random_mixture(tmp_path / "model", tiny_llama, 0.3, **many)
+    quantize = {"scheme": "W4A16_ASYM", "method": "rtn", "group_size": 32}
+    recipe = write_recipe(tmp_path / "recipe", model=str(model), quantize=quantize)
+    (engine,) = build(load_recipe(str(recipe)), Store(tmp_path / "store")).manifest.engines
+    assert engine.golden is not None
+    assert engine.golden.kl_max > DEFAULT_TOLERANCE, "rounding changed no token's experts"
+    assert engine.golden.tolerance > engine.golden.kl_max
 
 
 def test_a_search_gives_all_experts_of_a_layer_one_width(
