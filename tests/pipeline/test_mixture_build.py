@@ -187,7 +187,7 @@ def test_rounding_that_sends_tokens_to_other_experts_ends_no_build(
     tmp_path: Path, tiny_llama: Path, write_recipe: Any
 ) -> None:
     many = {"moe_intermediate_size": 96, "num_experts": 64, "mlp_only_layers": [], "norm_topk_prob": True}
-    model = _random_mixture(tmp_path / "model", tiny_llama, 0.3, **many)
+    model = _random_mixture(tmp_path / "model", tiny_llama, 0.2, **many)
     quantize = {"scheme": "W4A16_ASYM", "method": "rtn", "group_size": 32}
     recipe = write_recipe(tmp_path / "recipe", model=str(model), quantize=quantize)
     (engine,) = build(load_recipe(str(recipe)), Store(tmp_path / "store")).manifest.engines
