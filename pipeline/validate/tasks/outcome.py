@@ -54,9 +54,14 @@ class TaskOutcome:
 def run_tasks(
     open_model: OpenModel, tasks: Sequence[TaskRows], stages: StageCache, progress: Progress
 ) -> list[TaskResult]:
-    """Each task's result; the model is opened for it and closed behind it."""
+    """Each task's result, told as soon as it is known; the model is opened and closed here."""
+    results: list[TaskResult] = []
     with closing(open_model()) as model:
-        return [run_task(model, each.task, each.rows, stages, progress) for each in tasks]
+        for each in tasks:
+            result = run_task(model, each.task, each.rows, stages, progress)
+            progress.note(f"{result.task}: {result.metric} {result.means[result.metric]:.4f}")
+            results.append(result)
+    return results
 
 
 def run_beside_original(
