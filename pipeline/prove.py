@@ -83,8 +83,8 @@ def prove(
     """Validate and record golden prompts, or take what an earlier build of the same inputs measured.
 
     The engines are the reference one and those `compiled`. `original` opens the
-    source model, with the `observe` and `progress` of `OriginalLogits`; `inputs` is what, beside
-    the checkpoint and the data, determines the result. Golden logits come from
+    source model, with the `observe` and `progress` of `OriginalLogits`; `inputs`
+    is what, beside the checkpoint and the data, determines the result. Golden logits come from
     float32 compute, and every engine must reproduce them. Engines are proved and
     validated with keys and values in `kv_cache`. With `streamed`, the reference
     engine's weights stay on disk; what it says is the same. Gates are not judged here.
@@ -110,12 +110,12 @@ def prove(
         place = (REFERENCE, written.folder, written.folder)
         reference = EngineFolder("checkpoint", *place, golden=prompts, kv_cache=choice, streamed=streamed)
         proofs = [_prove_reference(reference)]
-        for folder in folders:
-            progress.advance()
-            proofs.append(prove_engine(folder))
         progress.advance()
+        for folder in folders:
+            proofs.append(prove_engine(folder))
+            progress.advance()
         peaks = ChannelPeaks()
-        watched = partial(original, observe=peaks.update, progress=progress)
+        watched = partial(original, observe=peaks.update)
         validation = validate_engines([reference, *folders], watched, held_out, calibration, progress)
         _write(stage.folder, Proof(validation, prompts, tuple(proofs), peaks.outliers()))
         return _read(stage.finish())
@@ -123,13 +123,16 @@ def prove(
 
 def validate_engines(
     folders: Sequence[EngineFolder],
-    original: Callable[[], LogitsSource],
+    original: Callable[..., LogitsSource],
     held_out: Sequence[HeldOut],
     calibration: TokenSamples | None,
     progress: Progress,
     asked: EngineSettings | None = None,
 ) -> dict[str, ValidationResult]:
-    """What each engine, in its default formats or those `asked` for, gives on held-out data, if any."""
+    """What each engine, in its default formats or those `asked` for, gives on held-out data, if any.
+
+    `original` opens the source model, with the `progress` of `OriginalLogits`.
+    """
     if not held_out:
         return {}
     tokens = longest_window(held_out)
@@ -139,7 +142,7 @@ def validate_engines(
             for folder in folders
         }
         return compare_engines(
-            original(),
+            original(progress=progress),
             {target: ExecutorLogits(executor) for target, executor in executors.items()},
             held_out,
             calibration=calibration,

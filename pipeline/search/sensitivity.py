@@ -76,8 +76,8 @@ def layer_losses(
     `inputs` holds the statistics of the layer's input groups, `weights` the
     original's block. Methods that fold scales, and so change what the linears
     read, don't need the former: `enter` goes into the block anew for them. Units
-    are rounded by the method itself, for `signround` by GPTQ. Raises ModelError, naming the linear, for
-    what isn't finite.
+    are rounded by the method itself, for `signround` by GPTQ. Raises ModelError,
+    naming the linear, for what isn't finite.
     """
     known = _Original(layer, inputs)
     middle = _middle(widths)

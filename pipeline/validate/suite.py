@@ -94,6 +94,6 @@ def _held_out(subject: Subject, origin: Origin, progress: Progress) -> Validatio
     if validation is None or engine is None:
         return None
     held_out = load_held_out(validation.data, origin.model.tokenizer)
-    original = partial(OriginalLogits, origin.model.plan, origin.model.source, progress=progress)
+    original = partial(OriginalLogits, origin.model.plan, origin.model.source)
     found = validate_engines([engine], original, held_out, origin.calibration, progress, subject.settings)
     return found[engine.target]

@@ -47,7 +47,10 @@ class EngineModel:
         fitted = [self._fitted(prompt) for prompt in prompts]
         outputs = self._llm.generate(
             [token_ids for token_ids, _ in fitted],
-            [self._params(*pair) for pair in zip(prompts, fitted, strict=True)],
+            [
+                self._params(prompt, len(token_ids))
+                for prompt, (token_ids, _) in zip(prompts, fitted, strict=True)
+            ],
         )
         return [
             Answer(output.outputs[0].text, truncated)
@@ -59,13 +62,13 @@ class EngineModel:
         self._llm.close()
 
     def _fitted(self, prompt: Prompt) -> tuple[Sequence[int], bool]:
-        """The end of the prompt that leaves room for an answer, half the context at most; whether cut."""
+        """The prompt, and whether its beginning is lost: an answer gets room, at most half the context."""
         token_ids, context = self._token_ids(prompt), self._llm.max_model_len
         most = max(context - prompt.max_tokens, context // 2)
         return token_ids[-most:], len(token_ids) > most
 
-    def _params(self, prompt: Prompt, fitted: tuple[Sequence[int], bool]) -> SamplingParams:
-        room = self._llm.max_model_len - len(fitted[0])
+    def _params(self, prompt: Prompt, length: int) -> SamplingParams:
+        room = self._llm.max_model_len - length
         return SamplingParams(temperature=0.0, max_tokens=min(prompt.max_tokens, room), stop=prompt.stop)
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -20,24 +20,14 @@ from gristmill.pipeline.compile import run
 from gristmill.pipeline.compile.run import compile_artifact
 from gristmill.pipeline.compile.target import Target
 from gristmill.pipeline.compile.targets import TARGETS, find_target
-from gristmill.pipeline.progress import SilentProgress
 from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.errors import ArtifactError, BusyError, IntegrityError, StorageError, UnsupportedError
 from gristmill.runtime.llm import load_engine
 from gristmill.runtime.proof import prove_again
 from gristmill.runtime.settings import EngineSettings
+from tests.listener import Listener
 
 NATIVE = "native-x86"
-
-
-@dataclass(frozen=True)
-class Notes(SilentProgress):
-    """Keeps what is told."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +114,9 @@ def test_the_same_input_gives_the_same_digest(
 def test_what_is_there_already_is_said_and_left(compiled: tuple[Store, Artifact, Artifact]) -> None:
     store, _, artifact = compiled
     for target in (NATIVE, "reference", "compressed-tensors"):
-        notes = Notes()
-        assert compile_artifact(store, artifact, target, progress=notes) is artifact
-        assert notes.lines == [f"tiny has {target} already: nothing to do"]
+        told = Listener()
+        assert compile_artifact(store, artifact, target, progress=told) is artifact
+        assert told.notes == [f"tiny has {target} already: nothing to do"]
 
 
 def test_an_export_holds_the_same_weights(built: Artifact, tmp_path: Path) -> None:
@@ -144,10 +134,10 @@ def test_an_export_holds_the_same_weights(built: Artifact, tmp_path: Path) -> No
 def test_without_its_data_an_engine_is_proved_and_the_lack_of_validation_is_said(
     built: Artifact, tmp_path: Path
 ) -> None:
-    store, notes = Store(tmp_path / "store"), Notes()
-    artifact = compile_artifact(store, adopt(store, built), NATIVE, progress=notes)
+    store, told = Store(tmp_path / "store"), Listener()
+    artifact = compile_artifact(store, adopt(store, built), NATIVE, progress=told)
     assert set(artifact.manifest.validation) == {"reference"}
-    assert any("proved but not validated" in line and "heldout.txt" in line for line in notes.lines)
+    assert any("proved but not validated" in line and "heldout.txt" in line for line in told.notes)
 
 
 @pytest.mark.parametrize("name", ["onnx", "tensorrt", "cuda", "gguf"])

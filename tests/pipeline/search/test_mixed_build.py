@@ -11,33 +11,15 @@ import pytest
 
 from gristmill.artifacts.artifact import Artifact
 from gristmill.artifacts.store import Store
-from gristmill.pipeline.progress import SilentProgress
 from gristmill.pipeline.report.evidence import read_widths
 from gristmill.pipeline.run import build
 from gristmill.recipes import load_recipe
 from gristmill.runtime.errors import GateError
+from tests.listener import Listener
 
 WriteRecipe = Callable[..., Path]
 DATA = [{"path": "heldout.jsonl", "window": 128, "tokens": 256}]
 CALIBRATION = {"prompts": [{"path": "chats.jsonl"}], "samples": 4, "max_tokens": 64}
-
-
-class Listener(SilentProgress):
-    """Keeps what a build tells."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.stages: list[str] = []
-        self.skipped = 0
-
-    def stage(self, name: str, total: int, unit: str) -> None:
-        self.stages.append(name)
-
-    def skip(self, steps: int) -> None:
-        self.skipped += steps
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def run(folder: Path, write_recipe: WriteRecipe, **changes: Any) -> tuple[Artifact, Listener]:

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from gristmill.calibration.samples import TokenSamples, samples_digest
-from gristmill.pipeline.progress import SilentProgress
 from gristmill.pipeline.validate.compare import compare_models
 from gristmill.pipeline.validate.data import HeldOut
 from gristmill.pipeline.validate.logits import ExecutorLogits, Sequences
@@ -21,6 +20,7 @@ from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.errors import CheckError, InputError
 from gristmill.runtime.executors.base import KVCacheConfig
 from gristmill.runtime.executors.reference.executor import ReferenceExecutor
+from tests.listener import Listener
 
 Array = NDArray[np.float32]
 
@@ -122,23 +122,16 @@ def test_overlap_is_reported_for_each_data_set_and_over_all() -> None:
 
 
 def test_progress_adds_up_to_all_tokens_behind_the_first_logits() -> None:
-    heard: list[tuple[str, int]] = []
-
-    class Listener(SilentProgress):
-        def stage(self, name: str, total: int, unit: str) -> None:
-            heard.append((name, total))
-
-        def advance(self, steps: int = 1) -> None:
-            heard.append(("", steps))
+    listener = Listener()
 
     class Slow(Table):
         def logits(self, sequences: Sequences, rows: int) -> Iterator[Array]:
-            heard.append(("original", 0))
+            listener.heard.append("the original")
             yield from super().logits(sequences, rows)
 
     data = [HeldOut("a", samples((1,) * 700, (2,) * 30))]
-    compare_models(Slow(50), Table(50), data, progress=Listener())
-    assert heard == [("original", 0), ("validate", 730), ("", 512), ("", 188), ("", 30)]
+    compare_models(Slow(50), Table(50), data, progress=listener)
+    assert listener.heard == ["the original", "validate: 730 tokens", "+512", "+188", "+30"]
 
 
 def test_the_json_form_is_the_contract() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.pipeline.progress import SilentProgress
 from gristmill.pipeline.validate.logits import ExecutorLogits
 from gristmill.pipeline.validate.original import OriginalLogits
 from gristmill.runtime.architectures import plan_model
@@ -16,6 +15,7 @@ from gristmill.runtime.checkpoint import open_checkpoint
 from gristmill.runtime.executors.base import KVCacheConfig
 from gristmill.runtime.executors.reference.executor import ReferenceExecutor
 from gristmill.runtime.sources.open import open_source
+from tests.listener import Listener
 
 SEQUENCES = [list(range(3, 40)), [5], list(range(100, 170)), list(range(7, 44))]
 
@@ -74,16 +74,8 @@ def test_the_observer_sees_what_leaves_every_layer(folder: Path) -> None:
 
 
 def test_progress_counts_layers(folder: Path) -> None:
-    heard: list[str] = []
-
-    class Listener(SilentProgress):
-        def stage(self, name: str, total: int, unit: str) -> None:
-            heard.append(f"{name}: {total} {unit}")
-
-        def advance(self, steps: int = 1) -> None:
-            heard.append(f"+{steps}")
-
+    listener = Listener()
     source = open_source(str(folder), folder)
-    told = OriginalLogits(plan_model(source.config), source, "float32", progress=Listener())
+    told = OriginalLogits(plan_model(source.config), source, "float32", progress=listener)
     next(told.logits(SEQUENCES, rows=16))
-    assert heard == ["original: 3 layers", "+1", "+1", "+1"]
+    assert listener.heard == ["original: 3 layers", "+1", "+1", "+1"]

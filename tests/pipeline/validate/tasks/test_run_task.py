@@ -15,6 +15,7 @@ from gristmill.pipeline.validate.tasks.outcome import TaskRows, run_tasks
 from gristmill.pipeline.validate.tasks.run import run_task
 from gristmill.pipeline.validate.tasks.task import TaskResult
 from gristmill.runtime.errors import OutsideError
+from tests.listener import Listener
 from tests.pipeline.validate.tasks.fake_model import FakeModel
 
 ROWS: list[dict[str, Any]] = [{"id": str(n), "context": f"one and {n}", "target": " two"} for n in range(70)]
@@ -75,11 +76,7 @@ def test_a_server_is_asked_each_time_and_leaves_nothing_behind(tmp_path: Path) -
 
 
 def test_a_result_is_told_before_a_later_task_fails(tmp_path: Path) -> None:
-    told: list[str] = []
-
-    class Listener(SilentProgress):
-        def note(self, text: str) -> None:
-            told.append(text)
+    told = Listener()
 
     def fail(prompt: Prompt) -> str:
         raise OutsideError("the server is gone")
@@ -87,5 +84,5 @@ def test_a_result_is_told_before_a_later_task_fails(tmp_path: Path) -> None:
     question = {"id": "0", "prompt": "1 + 1?", "reference": "2", "examples": ""}
     tasks = [TaskRows(LAMBADA, tuple(ROWS)), TaskRows(TASKS["gsm8k"], (question,))]
     with pytest.raises(OutsideError):
-        run_tasks(lambda: FakeModel(answer=fail, identity=None), tasks, StageCache(tmp_path), Listener())
-    assert told == ["lambada: acc 1.0000"]
+        run_tasks(lambda: FakeModel(answer=fail, identity=None), tasks, StageCache(tmp_path), told)
+    assert told.notes == ["lambada: acc 1.0000"]
